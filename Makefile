@@ -1,0 +1,58 @@
+# `make help` lists the targets. Everything is installed into .venv; a second run skips what is done.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export FLWR_TELEMETRY_ENABLED = 0
+export FLWR_DISABLE_UPDATE_CHECK = 1
+export RAY_USAGE_STATS_ENABLED = 0
+
+.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+setup: $(READY) ## make .venv with everything in it
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedstill needs Python 3.11 or newer: make setup PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip setuptools -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	$(BIN)/pip check
+	@touch $(READY)
+
+demo: $(READY) ## a federation of four sites on this machine, trained by FedID
+	@$(BIN)/fedstill run experiments/demo.toml
+
+test: $(READY) lint types ## lint, types and all tests
+	$(BIN)/pytest
+
+test-unit: $(READY) ## tests without Flower and network
+	$(BIN)/pytest tests/unit
+
+test-federation: $(READY) ## whole federations in one process
+	$(BIN)/pytest tests/federation
+
+test-deploy: $(READY) ## real superlink and supernode processes on loopback
+	$(BIN)/pytest tests/deploy
+
+lint: $(READY) ## ruff, on form and content
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy --strict on what is shipped
+	@# the package as a wheel has it: on an editable install mypy would see one file only
+	@rm -rf build/types && mkdir -p build/types/fedstill
+	@ln -s $(CURDIR)/fedstill/* $(addprefix $(CURDIR)/,client common deploy experiments server strategies) build/types/fedstill/
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p fedstill
+
+check: lint types ## lint and types
+
+bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's messages; writes bench/exchange.json
+	$(BIN)/python bench/exchange.py
+
+clean: ## remove .venv, caches and build leftovers (runs/ stays)
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

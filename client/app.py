@@ -1,0 +1,102 @@
+"""The site's Flower ClientApp: one `join` message opens a session; with plain messages every verb has its handler."""
+
+from __future__ import annotations
+
+import os
+from logging import INFO
+from pathlib import Path
+
+from fedstill.client.node import VERBS, Node
+from fedstill.client.session import Door, Session
+from fedstill.common.config import ConfigError, RunConfig, SiteConfig, load_run, load_site
+from fedstill.common.wire import Ask, Facts, from_records, to_records
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+app = ClientApp()
+
+
+@app.query("join")
+def join(message: Message, context: Context) -> Message:
+    """Load the site's model once and serve the run's Asks until it ends; with `messages`, only say who this is."""
+    _, facts = from_records(message.content)
+    config = load_run(str(facts["config"]))
+    site = find_site(config, context)
+    node = Node(config, site, str(facts["run"]), state_root(site))
+    if facts["link"] == "messages":
+        node.forget_work()
+        return Message(to_records({}, node.greeting()), reply_to=message)
+    session = Session(_door(config, site, facts), node.greeting(), node.answer)
+    end = session.serve()
+    log(INFO, "site %s: session over, %s", site.name, end)
+    traffic = {"bytes_up": session.bytes_out, "bytes_down": session.bytes_in, "connections": session.connections}
+    return Message(to_records({}, {**traffic, **end}), reply_to=message)
+
+
+def answer_message(message: Message, context: Context) -> Message:
+    """One Ask as a Flower message: the model is restored, asked and put away again."""
+    arrays, facts = from_records(message.content)
+    config = load_run(str(facts["config"]))
+    site = find_site(config, context)
+    node = Node(config, site, str(facts["run"]), state_root(site))
+    node.take_up()
+    verb = message.metadata.message_type
+    try:
+        reply = node.answer(Ask(verb, arrays, facts["settings"]))
+    except Exception as error:  # the coordinator leaves this site out of the step and says why
+        return Message(to_records({}, {"error": f"{type(error).__name__}: {error}"}), reply_to=message)
+    node.put_away(int(facts["number"]))
+    return Message(to_records(reply.arrays, {"metrics": reply.metrics}), reply_to=message)
+
+
+for _verb in VERBS:
+    _kind, _, _action = _verb.partition(".")
+    getattr(app, _kind)(_action)(answer_message)
+
+
+def find_site(config: RunConfig, context: Context) -> SiteConfig:
+    """Which site this SuperNode is: its own file, or the run's entry that its partition number names."""
+    own = context.node_config.get("site")
+    if own is not None:
+        return load_site(Path(str(own)))
+    number = context.node_config.get("partition-id")
+    if number is None:
+        raise ConfigError(
+            "this SuperNode does not say which site it is: start it with --node-config 'site=\"/path/to/site.toml\"', "
+            "or 'partition-id=0' for the first of the run's [[sites]]"
+        )
+    if not 0 <= int(number) < len(config.sites):
+        raise ConfigError(f"partition-id={number}, but the run has {len(config.sites)} [[sites]] (0 is the first)")
+    site = config.sites[int(number)]
+    certificates = context.node_config.get("root-certificates")
+    return site if certificates is None else site.model_copy(update={"root_certificates": Path(str(certificates))})
+
+
+def state_root(site: SiteConfig) -> Path:
+    """Where this site keeps its state: its own setting, else $FEDSTILL_STATE, else the user's state folder."""
+    if site.state is not None:
+        return site.state.expanduser() / site.name
+    return Path(os.environ.get("FEDSTILL_STATE") or Path.home() / ".local/state/fedstill") / site.name
+
+
+def _door(config: RunConfig, site: SiteConfig, facts: Facts) -> Door:
+    if site.root_certificates is not None and not facts["secure"]:
+        raise ConfigError(
+            f"site {site.name} trusts only {site.root_certificates}, but the coordinator's stream has no TLS: "
+            "set exchange.certificate and exchange.key there"
+        )
+    if facts["secure"] and site.root_certificates is None:
+        raise ConfigError(
+            "the coordinator's stream has TLS and this site has no CA certificate: "
+            "set root_certificates in site.toml, or --node-config 'root-certificates=\"ca.crt\"'"
+        )
+    exchange = config.exchange
+    return Door(
+        site.stream or str(facts["address"]),
+        str(facts["token"]),
+        site.root_certificates,
+        exchange.max_frame_mb << 20,
+        exchange.keep_alive,
+        exchange.reconnect,
+    )

@@ -1,0 +1,148 @@
+"""The stream's site end: one session with the coordinator, across broken connections.
+
+An Ask is worked on once. When the connection breaks, the session dials again with the token that it was last given;
+the coordinator repeats the Ask that it has no Reply to, and if that one was answered already, the kept Reply is sent
+again instead of being worked out again.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from fedstill.common.frames import (
+    ASK,
+    CLOSE,
+    ERROR,
+    HELLO,
+    METHOD,
+    READY,
+    REPLY,
+    WELCOME,
+    Frame,
+    cut,
+    grpc_options,
+    join,
+)  # fmt: skip
+from fedstill.common.wire import Ask, Facts, Reply, WireError
+
+
+class SessionRefused(RuntimeError):
+    """The coordinator will not have this site; the text is its reason."""
+
+
+class SessionLost(RuntimeError):
+    """The coordinator could not be reached again in time."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where the coordinator's stream is, and what lets this site in."""
+
+    address: str
+    token: str
+    root_certificates: Path | None = None
+    limit: int = 1 << 31
+    keep_alive: float = 20.0
+    patience: float = 60.0
+
+
+class Session:
+    """Serve Asks until the coordinator closes the session."""
+
+    def __init__(self, door: Door, greeting: Facts, answer: Callable[[Ask], Reply]) -> None:
+        self.door = door
+        self.greeting = greeting
+        self.answer = answer
+        self.token = door.token
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.connections = 0
+        self._answered: Frame | None = None  # the last Reply, until the next Ask shows that it arrived
+
+    def serve(self) -> Facts:
+        """Answer until CLOSE; its facts say how the run ended."""
+        broken_since: float | None = None
+        wait = 0.2
+        while True:
+            served = self.connections
+            try:
+                return self._serve_connection()
+            except grpc.RpcError as error:
+                reason = _reason(error)
+                if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION):
+                    raise SessionRefused(reason) from None
+                if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT):
+                    raise SessionRefused(reason) from None
+            except WireError as error:
+                reason = str(error)
+            now = time.monotonic()
+            if self.connections > served or broken_since is None:
+                broken_since, wait = now, 0.2
+            if now - broken_since > self.door.patience:
+                raise SessionLost(
+                    f"no connection to the coordinator's stream at {self.door.address} for {self.door.patience:.0f} s: "
+                    f"{reason}. Check exchange.advertise, and that this site may open that port"
+                )
+            time.sleep(wait)
+            wait = min(wait * 2, 5.0)
+
+    def _serve_connection(self) -> Facts:
+        outgoing: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        with self._channel() as channel:
+            call = channel.stream_stream(METHOD)(self._messages(outgoing))
+            outgoing.put(Frame(HELLO, facts={"token": self.token, **self.greeting}))
+            try:
+                for frame in join(call, self.door.limit, self._count_in):
+                    if frame.kind == CLOSE:
+                        return frame.facts
+                    self._respond(frame, outgoing)
+            finally:
+                outgoing.put(None)
+                call.cancel()
+        raise WireError("the coordinator ended the stream without a word")
+
+    def _respond(self, frame: Frame, outgoing: queue.SimpleQueue[Frame | None]) -> None:
+        if frame.kind == WELCOME:
+            self.connections += 1
+            self.token = str(frame.facts["token"])
+            outgoing.put(Frame(READY, facts={"token": self.token}))
+        elif frame.kind == ASK:
+            if self._answered is None or self._answered.number != frame.number:
+                self._answered = None
+                self._answered = self._work(frame)
+            outgoing.put(self._answered)
+        else:
+            raise WireError(f"the coordinator sent a frame of kind {frame.kind}, which a site does not expect")
+
+    def _work(self, frame: Frame) -> Frame:
+        ask = Ask(str(frame.facts.get("verb")), frame.arrays, dict(frame.facts.get("settings", {})))
+        try:
+            reply = self.answer(ask)
+        except Exception as error:  # the coordinator leaves this site out of the step and says why
+            return Frame(ERROR, frame.number, facts={"reason": f"{type(error).__name__}: {error}"})
+        return Frame(REPLY, frame.number, reply.arrays, {"metrics": reply.metrics})
+
+    def _messages(self, outgoing: queue.SimpleQueue[Frame | None]) -> Iterator[bytes]:
+        while (frame := outgoing.get()) is not None:
+            for message in cut(frame):
+                self.bytes_out += len(message)
+                yield message
+
+    def _channel(self) -> grpc.Channel:
+        options = grpc_options(self.door.keep_alive)
+        if self.door.root_certificates is None:
+            return grpc.insecure_channel(self.door.address, options)
+        credentials = grpc.ssl_channel_credentials(self.door.root_certificates.read_bytes())
+        return grpc.secure_channel(self.door.address, credentials, options)
+
+    def _count_in(self, size: int) -> None:
+        self.bytes_in += size
+
+
+def _reason(error: grpc.RpcError) -> str:
+    return str(error.details() or error.code()) if isinstance(error, grpc.Call) else str(error)

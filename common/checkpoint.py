@@ -1,0 +1,109 @@
+"""Checkpoints of server and sites: written whole or not at all, checked when read, the last few kept."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from fedstill.common.wire import Arrays, Facts
+from safetensors import SafetensorError
+
+KEEP = 3  # the sites are one round ahead while the server writes, and one may turn out damaged
+_NAME = re.compile(r"^round-(\d+)$")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written or read; the text names the file."""
+
+
+def save(folder: Path, number: int, arrays: Arrays, facts: Facts, keep: int = KEEP) -> Path:
+    """Write the checkpoint of round `number`: files first, then their checksums, then the name."""
+    target, draft = folder / f"round-{number:05d}", folder / f".draft-{os.getpid()}-{number:05d}"
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        content = {
+            "arrays.safetensors": safetensors.numpy.save({n: np.asarray(a, order="C") for n, a in arrays.items()}),
+            "facts.json": json.dumps(facts, indent=1).encode(),
+        }
+        sums = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
+        for name, data in {**content, "sha256.json": json.dumps(sums).encode()}.items():
+            _write(draft / name, data)
+        if target.exists():
+            shutil.rmtree(target)
+        draft.rename(target)
+        _sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        cure = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the folder's permissions"
+        raise CheckpointError(f"{target}: cannot be written ({error.strerror}); {cure} and resume the run") from None
+    for old in rounds(folder)[:-keep]:
+        shutil.rmtree(folder / f"round-{old:05d}", ignore_errors=True)
+    return target
+
+
+def load(folder: Path, number: int) -> tuple[Arrays, Facts]:
+    """Arrays and facts of round `number`, or a CheckpointError that names the damaged file."""
+    source = folder / f"round-{number:05d}"
+    try:
+        sums = json.loads((source / "sha256.json").read_bytes())
+        content = {name: (source / name).read_bytes() for name in ("arrays.safetensors", "facts.json")}
+        for name, data in content.items():
+            if hashlib.sha256(data).hexdigest() != sums.get(name):
+                raise CheckpointError(f"{source / name}: damaged (its checksum differs)")
+        return safetensors.numpy.load(content["arrays.safetensors"]), json.loads(content["facts.json"])
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or source}: cannot be read ({error.strerror})") from None
+    except (ValueError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(f"{source}: damaged ({error})") from None
+
+
+def rounds(folder: Path) -> list[int]:
+    """The rounds that have a checkpoint here, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.match(entry.name)))
+
+
+def newest(folder: Path, among: set[int] | None = None) -> tuple[int, Arrays, Facts, list[str]] | None:
+    """The newest checkpoint that can be read, with what was wrong with newer ones."""
+    problems: list[str] = []
+    for number in reversed(rounds(folder)):
+        if among is not None and number not in among:
+            continue
+        try:
+            arrays, facts = load(folder, number)
+        except CheckpointError as error:
+            problems.append(str(error))
+        else:
+            return number, arrays, facts, problems
+    return None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file in one step."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    _write(draft, text.encode())
+    draft.replace(path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

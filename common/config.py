@@ -1,0 +1,346 @@
+"""Run and site configuration: pydantic models read from TOML; every error names the key and the cure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+S = TypeVar("S", bound=BaseModel)
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the text says which key and what to write instead."""
+
+
+class Section(BaseModel):
+    """A table of the TOML file: unknown keys are refused, values never change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TaskConfig(Section):
+    """Which texts and labels: a built-in task by name, local files (`files`), or a hub data set (`hub`)."""
+
+    name: str = "film-reviews"
+    train: Path | None = None
+    test: Path | None = None
+    public: Path | None = None
+    text: list[str] = ["text"]
+    label: str = "label"
+    domain: str | None = None
+    labels: list[str] | None = None
+    label_words: list[str] | None = None
+    metric: str = "accuracy"
+    hub: str | None = None
+    hub_config: str | None = None
+    train_split: str = "train"
+    test_split: str = "test"
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_column_is_enough(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _source_is_named(self) -> TaskConfig:
+        if self.name == "files" and self.train is None:
+            raise ValueError('task "files" needs `train`, the path of a csv, tsv or jsonl file')
+        if self.name == "hub" and self.hub is None:
+            raise ValueError('task "hub" needs `hub`, the name of a data set')
+        return self
+
+
+class DataConfig(Section):
+    """Sizes of the four splits (a count, or a share below 1) and how the private one is dealt to the sites."""
+
+    private: int | float = Field(2000, ge=0)
+    public: int | float = Field(600, ge=0)
+    labelled: int | float = Field(100, ge=0)
+    test: int | float = Field(400, ge=0)
+    partition: Literal["iid", "dirichlet", "dirichlet-clients", "domain", "domain-dirichlet"] = "dirichlet"
+    alpha: float = Field(1.0, gt=0)
+    minimum: int = Field(8, ge=1)
+    domains: list[str] | None = None
+
+
+class LoraConfig(Section):
+    """Train low-rank adapters instead of the whole model (peft)."""
+
+    r: int = Field(8, ge=1)
+    alpha: int = Field(16, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: list[str] | None = None
+
+
+class ModelConfig(Section):
+    """What `load_model` needs to know of a model."""
+
+    name: str
+    max_length: int = Field(64, ge=4)
+    lora: LoraConfig | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "auto"
+
+
+class TrainConfig(Section):
+    """How every learner of the run trains, unless a site or the central model says otherwise."""
+
+    learning_rate: float = Field(2e-5, gt=0)
+    batch_size: int = Field(32, ge=1)
+    max_length: int = Field(128, ge=4)
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class LearnerConfig(Section):
+    """One model at work: the central one or a site's. Empty values come from [train]."""
+
+    model: str = "tiny-bert"
+    learning_rate: float | None = Field(None, gt=0)
+    distill_rate: float | None = Field(None, gt=0)
+    batch_size: int | None = Field(None, ge=1)
+    max_length: int | None = Field(None, ge=4)
+    lora: LoraConfig | None = None
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads: int | None = Field(None, ge=1)
+
+    def model_settings(self, train: TrainConfig) -> ModelConfig:
+        """The part of this section that makes the model."""
+        return ModelConfig(
+            name=self.model,
+            max_length=self.max_length or train.max_length,
+            lora=self.lora,
+            precision=self.precision,
+            device=self.device,
+        )
+
+
+class SiteData(Section):
+    """A site's own files, on the site's own disk; they replace the run's share for it."""
+
+    private: Path
+    public: Path | None = None
+    text: list[str] = ["text"]
+    label: str = "label"
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_column_is_enough(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+class SiteConfig(LearnerConfig):
+    """A site: in the run's [[sites]], or in a file of its own (site.toml) that only the site reads."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    data: SiteData | None = None
+    state: Path | None = None
+    root_certificates: Path | None = None
+    stream: str | None = None
+
+
+class ExchangeConfig(Section):
+    """How Asks and Replies travel, and how long anybody waits (seconds)."""
+
+    link: Literal["stream", "messages"] = "stream"
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    sites: int | None = Field(None, ge=1)
+    quorum: float = Field(1.0, gt=0)
+    join_deadline: float = Field(180.0, gt=0)
+    train_deadline: float = Field(3600.0, gt=0)
+    step_deadline: float = Field(300.0, gt=0)
+    reconnect: float = Field(60.0, ge=0)
+    keep_alive: float = Field(20.0, gt=0)
+    max_frame_mb: int = Field(2048, ge=1)
+    session_hours: float = Field(72.0, gt=0)
+
+
+class SimulationConfig(Section):
+    """What one simulated client takes of the machine; `cpus` and `gpus` cap what Ray may use in all."""
+
+    client_cpus: float = Field(1.0, gt=0)
+    client_gpus: float = Field(0.0, ge=0)
+    cpus: int | None = Field(None, ge=1)
+    gpus: int | None = Field(None, ge=0)
+
+
+class ReportConfig(Section):
+    """Which yardsticks are trained beside the federation, and how often everybody is tested."""
+
+    alone: bool = True
+    centralized: bool = True
+    evaluate: Literal["rounds", "end"] = "rounds"
+
+
+class MethodConfig(BaseModel):
+    """The method's name and preset; every other key of [method] is a parameter of that method."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = "fedid"
+    preset: str = "paper"
+
+    def parameters(self) -> dict[str, Any]:
+        """The keys beside name and preset, as written."""
+        return dict(self.model_extra or {})
+
+
+class RunConfig(Section):
+    """Everything a run is told. `fedstill run CONFIG.toml` reads it, the run folder keeps it."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    seed: int = Field(1, ge=0)
+    rounds: int = Field(10, ge=1)
+    task: TaskConfig = TaskConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    method: MethodConfig = MethodConfig()
+    central: LearnerConfig = LearnerConfig()
+    sites: list[SiteConfig] = []
+    exchange: ExchangeConfig = ExchangeConfig()
+    simulation: SimulationConfig = SimulationConfig()
+    report: ReportConfig = ReportConfig()
+
+    @model_validator(mode="after")
+    def _sites_have_names_of_their_own(self) -> RunConfig:
+        names = [site.name for site in self.sites]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two sites are called {twice[0]!r}: give each site a name of its own")
+        return self
+
+    @property
+    def expected_sites(self) -> int:
+        """How many sites must join before the first round."""
+        return self.exchange.sites or len(self.sites)
+
+    def to_json(self) -> str:
+        """One line of JSON, as it travels to the sites."""
+        return self.model_dump_json(exclude_none=True)
+
+    def to_toml(self) -> str:
+        """The resolved configuration as a person reads it."""
+        return tomli_w.dumps(json.loads(self.to_json()))
+
+
+def check(kind: type[S], values: Mapping[str, Any], source: str) -> S:
+    """Validate `values` as `kind`, or raise a ConfigError that names each wrong key of `source`."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        lines = [_explain(kind, dict(e)) for e in error.errors()]
+        raise ConfigError(f"{source}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def load_run(source: str | Path, overrides: Iterable[str] = (), root: Path | None = None) -> RunConfig:
+    """A run's configuration from a TOML file, or from TOML or JSON text, with `key=value` overrides."""
+    values, name = read_values(source, root)
+    for override in overrides:
+        _override(values, override)
+    return check(RunConfig, values, name)
+
+
+def load_site(path: Path) -> SiteConfig:
+    """A site's own configuration file."""
+    values, name = read_values(path)
+    return check(SiteConfig, values, name)
+
+
+def read_values(source: str | Path, root: Path | None = None) -> tuple[dict[str, Any], str]:
+    """The raw tables of a configuration, and what to call it in an error."""
+    text = str(source)
+    if isinstance(source, str) and ("\n" in text or text.lstrip().startswith("{")):
+        loads = json.loads if text.lstrip().startswith("{") else tomllib.loads
+        name = "configuration text"
+    else:
+        path = Path(source)
+        if root is not None and not path.is_absolute():
+            path = root / path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file") from None
+        loads, name = tomllib.loads, str(path)
+    try:
+        values = loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{name}: not valid {'JSON' if loads is json.loads else 'TOML'}: {error}") from None
+    return dict(values), name
+
+
+def _override(values: dict[str, Any], text: str) -> None:
+    """Apply one `--set a.b=value`; the value is TOML, or a plain word."""
+    key, separator, raw = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {text!r}: write key=value, for example --set method.name=ds-fl")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    *path, last = key.strip().split(".")
+    place: Any = values
+    for part in path:
+        place = place[_index(place, part, key)] if isinstance(place, list) else place.setdefault(part, {})
+        if not isinstance(place, dict | list):
+            raise ConfigError(f"--set {key}: {part!r} is a value, not a table")
+    if isinstance(place, list):
+        place[_index(place, last, key)] = value
+    else:
+        place[last] = value
+
+
+def _index(rows: list[Any], part: str, key: str) -> int:
+    """A list entry by number, or a site by its name."""
+    for number, row in enumerate(rows):
+        if part == str(number) or (isinstance(row, dict) and row.get("name") == part):
+            return number
+    raise ConfigError(f"--set {key}: there is no entry {part!r}; use a number below {len(rows)} or a site's name")
+
+
+def _explain(kind: type[BaseModel], error: dict[str, Any]) -> str:
+    """One validation error as a sentence: the key, what is wrong, the near key where one is unknown."""
+    parts = [part for part in error["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
+    key = ".".join(str(part) for part in parts) or "(whole file)"
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(kind, error["loc"][:-1])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+        return f"{key}: unknown key; {hint}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    given = error.get("input")
+    shown = f" (got {given!r})" if not isinstance(given, dict | list) and "missing" not in error["type"] else ""
+    return f"{key}: {message}{shown}"
+
+
+def _keys_at(kind: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
+    """The keys that the table at `path` may have."""
+    fields = kind.model_fields
+    for part in path:
+        if not isinstance(part, str) or part not in fields:
+            continue
+        nested = _section_of(fields[part].annotation)
+        if nested is None:
+            return []
+        fields = nested.model_fields
+    return list(fields)
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The pydantic class inside an annotation such as `list[SiteConfig]` or `LoraConfig | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        found = _section_of(inner)
+        if found is not None:
+            return found
+    return None

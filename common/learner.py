@@ -1,0 +1,177 @@
+"""A model at work: training, prediction, and a state to put away and take up again. Knows nothing of Flower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from fedstill.common.config import LearnerConfig, TrainConfig
+from fedstill.common.models import Encoded, TextModel
+from fedstill.common.randomness import derive, seeded
+from fedstill.common.wire import Arrays
+from numpy.typing import NDArray
+from torch import Tensor
+
+Rows = NDArray[np.int64]
+Purpose = Literal["local", "distil"]
+
+
+@dataclass(frozen=True)
+class Practice:
+    """How a call trains: which optimizer it finds, and how the rate falls while it runs.
+
+    `decay` (a, b) takes the rate linearly from (1 - a) to (1 - b) of its full value over the call; None keeps it.
+    """
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    fresh: bool = False
+    decay: tuple[float, float] | None = None
+
+
+class Learner:
+    """One model, its optimizers and its randomness."""
+
+    def __init__(self, name: str, model: TextModel, settings: LearnerConfig, train: TrainConfig, seed: int) -> None:
+        self.name, self.model, self.seed = name, model, seed
+        self.batch_size = settings.batch_size or train.batch_size
+        local = settings.learning_rate or train.learning_rate
+        self.rates: dict[Purpose, float] = {"local": local, "distil": settings.distill_rate or local}
+        self.weight_decay = train.weight_decay
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.compute_seconds = 0.0
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._kept: dict[str, Arrays] = {}  # optimizer states read from a checkpoint, until their optimizer is made
+
+    @contextmanager
+    def at(self, *place: object) -> Iterator[None]:
+        """Draw from the seed of this place in the run, and count the time spent computing."""
+        began = time.perf_counter()
+        with seeded(derive(self.seed, self.name, *place)):
+            try:
+                yield
+            finally:
+                self.compute_seconds += time.perf_counter() - began
+
+    def fit(
+        self,
+        texts: Encoded,
+        rows: Rows,
+        loss: Callable[[Tensor, Rows], Tensor],
+        epochs: int,
+        purpose: Purpose,
+        practice: Practice,
+        shuffle: bool = True,
+    ) -> list[float]:
+        """Epochs over `rows` of `texts`; `loss` gets logits and the positions in `rows`. Mean loss of each epoch."""
+        optimizer = self.optimizer(purpose, practice)
+        starts = range(0, len(rows), self.batch_size)
+        total, done, means = max(1, epochs * len(starts)), 0, []
+        self.model.train()
+        for _ in range(epochs):
+            order = torch.randperm(len(rows)).numpy() if shuffle else np.arange(len(rows))
+            summed = torch.zeros((), device=self.model.device)
+            for start in starts:
+                places = order[start : start + self.batch_size]
+                self._set_rate(optimizer, purpose, practice, done / total)
+                value = loss(self.model(texts.batch(rows[places])), places)
+                self.step(optimizer, value)
+                summed += value.detach() * len(places)
+                done += 1
+            means.append(float(summed) / max(1, len(rows)))
+        return means
+
+    def logits(self, texts: Encoded, rows: Rows, dropout: bool = False) -> Tensor:
+        """Logits of `rows` with their graph, as one batch."""
+        self.model.train(dropout)
+        found: Tensor = self.model(texts.batch(rows))
+        return found
+
+    def predict(self, texts: Encoded, rows: Rows, dropout: bool = False) -> NDArray[np.float32]:
+        """Logits of `rows`, in larger batches of similar length, in the order of `rows`."""
+        self.model.train(dropout)
+        order = np.argsort(texts.lengths()[rows], kind="stable")
+        found: NDArray[np.float32] | None = None
+        with torch.inference_mode():
+            for start in range(0, len(rows), 4 * self.batch_size):
+                places = order[start : start + 4 * self.batch_size]
+                part = self.model(texts.batch(rows[places])).cpu().numpy()
+                if found is None:
+                    found = np.empty((len(rows), part.shape[1]), np.float32)
+                found[places] = part
+        return np.empty((0, len(self.model.task.labels)), np.float32) if found is None else found
+
+    def step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        """One optimizer step down `loss`."""
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    def one_step(self, loss: Tensor, purpose: Purpose, practice: Practice) -> None:
+        """One step outside `fit`, for methods that go batch by batch."""
+        optimizer = self.optimizer(purpose, practice)
+        self._set_rate(optimizer, purpose, practice, 0.0)
+        self.step(optimizer, loss)
+
+    def optimizer(self, purpose: Purpose, practice: Practice) -> torch.optim.Optimizer:
+        """The optimizer of this purpose: a new one if the practice says fresh, else the one that lives on."""
+        key = f"{purpose}-{practice.optimizer}"
+        if practice.fresh:
+            return self._make(purpose, practice)
+        if key not in self._optimizers:
+            self._optimizers[key] = self._make(purpose, practice)
+            if key in self._kept:
+                self._fill(self._optimizers[key], self._kept.pop(key))
+        return self._optimizers[key]
+
+    def _make(self, purpose: Purpose, practice: Practice) -> torch.optim.Optimizer:
+        rate = self.rates[purpose]
+        if practice.optimizer == "sgd":
+            return torch.optim.SGD(self.parameters, lr=rate, weight_decay=self.weight_decay)
+        return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay)
+
+    def _set_rate(self, optimizer: torch.optim.Optimizer, purpose: Purpose, practice: Practice, share: float) -> None:
+        start, end = practice.decay or (0.0, 0.0)
+        for group in optimizer.param_groups:
+            group["lr"] = self.rates[purpose] * (1.0 - (start + share * (end - start)))
+
+    # --- states ---
+
+    def weights(self) -> Arrays:
+        """What travels of the model, as arrays."""
+        return {name: tensor.numpy() for name, tensor in self.model.trainable_state().items()}
+
+    def load_weights(self, arrays: Arrays) -> None:
+        """Take over weights that fit, by name and shape."""
+        self.model.load_trainable_state({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
+
+    def state(self) -> Arrays:
+        """Weights and living optimizers, for a checkpoint."""
+        arrays = {f"model/{name}": value for name, value in self.weights().items()}
+        for key, optimizer in self._optimizers.items():
+            for index, entry in optimizer.state_dict()["state"].items():
+                for name, value in entry.items():
+                    arrays[f"optimizer/{key}/{index}/{name}"] = torch.as_tensor(value).cpu().numpy()
+        for key, kept in self._kept.items():
+            arrays.update({f"optimizer/{key}/{name}": value for name, value in kept.items()})
+        return arrays
+
+    def load_state(self, arrays: Arrays) -> None:
+        """Take up a checkpoint that `state` made."""
+        self.load_weights({name[6:]: value for name, value in arrays.items() if name.startswith("model/")})
+        self._optimizers, self._kept = {}, {}
+        for name, value in arrays.items():
+            if name.startswith("optimizer/"):
+                _, key, rest = name.split("/", 2)
+                self._kept.setdefault(key, {})[rest] = value
+
+    def _fill(self, optimizer: torch.optim.Optimizer, arrays: Arrays) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in arrays.items():
+            index, entry = name.split("/")
+            state.setdefault(int(index), {})[entry] = torch.from_numpy(np.array(value))
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

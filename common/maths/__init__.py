@@ -1,0 +1,1 @@
+"""Pure functions of tensors, each named as in its paper."""

@@ -1,0 +1,58 @@
+"""Combining the sites' predictions and states: weights that sum to one, means, sharpening."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float32]
+
+
+def by_size(sizes: Mapping[str, int]) -> dict[str, float]:
+    """w_k = n_k / sum of n over the sites that answered (FedID eq. 6)."""
+    total = sum(sizes.values())
+    if total <= 0:
+        raise ValueError(f"the sites that answered hold no texts at all: {dict(sizes)}")
+    return {name: size / total for name, size in sizes.items()}
+
+
+def uniform(names: Sequence[str]) -> dict[str, float]:
+    """The same weight for every site that answered."""
+    return {name: 1.0 / len(names) for name in names}
+
+
+def softmax(logits: Matrix, temperature: float = 1.0) -> Matrix:
+    """Probabilities of each row."""
+    scaled = logits.astype(np.float64) / temperature
+    scaled -= scaled.max(axis=-1, keepdims=True)
+    powers = np.exp(scaled)
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), np.float32)
+
+
+def mean_predictions(predictions: Mapping[str, Matrix], weights: Mapping[str, float]) -> Matrix:
+    """z = sum_k w_k z_k, summed in the order of `weights` so that the order of arrival cannot matter (eq. 10)."""
+    total = sum(weights[name] * predictions[name].astype(np.float64) for name in weights)
+    return np.asarray(total, dtype=np.float32)
+
+
+def entropy_reduction(mean: Matrix, temperature: float = 0.1) -> Matrix:
+    """DS-FL's sharpening of the mean prediction: softmax(mean / T), T below one lowers its entropy."""
+    return softmax(mean, temperature)
+
+
+def mean_arrays(states: Mapping[str, Mapping[str, np.ndarray]], weights: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """theta = sum_k w_k theta_k, array by array (FedID eq. 3); whole numbers such as counters come from the first."""
+    first = states[next(iter(weights))]
+    return {name: _mean([(weights[site], states[site][name]) for site in weights]) for name in first}
+
+
+def _mean(parts: list[tuple[float, np.ndarray]]) -> np.ndarray:
+    like = parts[0][1]
+    if like.dtype.kind != "f":
+        return like
+    total = np.zeros(like.shape, np.float64)
+    for weight, value in parts:
+        total += weight * value
+    return np.asarray(total, dtype=like.dtype)

@@ -1,0 +1,199 @@
+"""Ask and Reply: what server and sites say to each other, and how it is packed.
+
+The only file that knows Flower's records. On the stream an Ask or a Reply is one frame: a JSON head that describes
+the arrays, then their raw bytes, so that nothing on the wire can run code and large arrays are not copied twice.
+As a plain Flower message it is a RecordDict with one ArrayRecord and one ConfigRecord.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+Arrays = dict[str, np.ndarray]
+Facts = dict[str, Any]  # JSON values: numbers, words, lists and tables of them
+
+DTYPES = {"float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"}
+
+
+class WireError(ValueError):
+    """Something that came over the wire cannot be used; the text says what and why."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question to nodes: a verb, arrays and settings for all, `each` for a part per node, `to` for some of them."""
+
+    verb: str
+    arrays: Arrays = field(default_factory=dict)
+    settings: Facts = field(default_factory=dict)
+    each: Mapping[str, Facts] = field(default_factory=dict)
+    to: tuple[str, ...] | None = None
+    check: Callable[[Reply], None] | None = None  # stays with the asker: what a usable Reply looks like
+
+    def part_for(self, node: str) -> Ask:
+        """What one node is told: the common part and its own, arrays among the latter joined to the arrays."""
+        own = self.each.get(node, {})
+        arrays = {name: value for name, value in own.items() if isinstance(value, np.ndarray)}
+        settings = {name: value for name, value in own.items() if not isinstance(value, np.ndarray)}
+        return Ask(self.verb, {**self.arrays, **arrays}, {**self.settings, **settings})
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A node's answer."""
+
+    node: str
+    arrays: Arrays = field(default_factory=dict)
+    metrics: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a node's answer to an Ask is missing."""
+
+    node: str
+    reason: str
+
+
+def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
+    """The check of an Ask for predictions: these rows, in this order, `classes` finite numbers each."""
+
+    def check(reply: Reply) -> None:
+        logits, ids = reply.arrays.get("logits"), reply.arrays.get("rows")
+        if logits is None or ids is None:
+            raise WireError("predictions without `rows` or `logits`")
+        if ids.shape != rows.shape or not np.array_equal(ids, rows):
+            raise WireError(f"predictions for other items than asked: {_few(ids)} instead of {_few(rows)}")
+        if logits.shape != (len(rows), classes):
+            raise WireError(f"predictions of shape {logits.shape} instead of {(len(rows), classes)}")
+
+    return check
+
+
+def same_shapes(like: Arrays) -> Callable[[Reply], None]:
+    """The check of an Ask for a model state: the same names and shapes as `like`."""
+    shapes = {name: value.shape for name, value in like.items()}
+
+    def check(reply: Reply) -> None:
+        wrong = [
+            f"{name} {reply.arrays[name].shape if name in reply.arrays else 'missing'} instead of {shapes.get(name)}"
+            for name in sorted(shapes.keys() | reply.arrays.keys())
+            if name not in reply.arrays or reply.arrays[name].shape != shapes.get(name)
+        ]
+        if wrong:
+            raise WireError(f"{len(wrong)} arrays differ from the central model's: " + "; ".join(wrong[:8]))
+
+    return check
+
+
+def check_reply(ask: Ask, reply: Reply) -> None:
+    """Refuse a Reply with numbers that are not finite, or that is not what the Ask wanted."""
+    for name, value in reply.arrays.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise WireError(f"array {name!r} has NaN or infinite values")
+    if ask.check is not None:
+        ask.check(reply)
+
+
+def _few(ids: np.ndarray) -> str:
+    flat = ids.ravel()
+    return f"{flat[:5].tolist()}{'...' if flat.size > 5 else ''} ({flat.size} items)"
+
+
+# --- frames --------------------------------------------------------------------------------------------------------
+
+
+def encode(arrays: Arrays, facts: Facts) -> tuple[bytes, list[memoryview]]:
+    """The JSON head of a frame and the arrays' bytes behind it, in order and without copying them."""
+    described, buffers = [], []
+    for name, value in arrays.items():
+        value = np.asarray(value, order="C")
+        if value.dtype.name not in DTYPES:
+            raise WireError(f"array {name!r} has type {value.dtype.name}, which does not travel")
+        described.append([name, value.dtype.name, list(value.shape)])
+        buffers.append(value.reshape(-1).view(np.uint8).data)
+    return json.dumps({"arrays": described, **facts}, separators=(",", ":")).encode(), buffers
+
+
+def decode(head: bytes, body: memoryview) -> tuple[Arrays, Facts]:
+    """The arrays (views of `body`) and facts of a frame; a head that does not fit its body is refused."""
+    try:
+        facts = json.loads(head)
+        described = [(str(n), str(d), tuple(int(s) for s in shape)) for n, d, shape in facts.pop("arrays")]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise WireError(f"the head of a frame cannot be read: {type(error).__name__}") from None
+    arrays: Arrays = {}
+    at = 0
+    for name, dtype, shape in described:
+        if dtype not in DTYPES or any(side < 0 for side in shape):
+            raise WireError(f"array {name!r} is described as {dtype} {shape}, which does not travel")
+        count = 1
+        for side in shape:
+            count *= side
+        size = count * np.dtype(dtype).itemsize
+        if at + size > len(body):
+            raise WireError(f"array {name!r} is longer than its frame")
+        arrays[name] = np.frombuffer(body, dtype=dtype, count=count, offset=at).reshape(shape)
+        at += size
+    if at != len(body):
+        raise WireError(f"a frame has {len(body) - at} bytes that no array describes")
+    return arrays, facts
+
+
+# --- Flower's records ----------------------------------------------------------------------------------------------
+
+
+def to_records(arrays: Arrays, facts: Facts) -> RecordDict:
+    """The same content as a Flower RecordDict."""
+    record = ArrayRecord({name: _to_array(value) for name, value in arrays.items()})
+    return RecordDict({"arrays": record, "facts": ConfigRecord({"json": json.dumps(facts)})})
+
+
+def from_records(content: RecordDict) -> tuple[Arrays, Facts]:
+    """Arrays and facts of a RecordDict that `to_records` made."""
+    try:
+        facts = json.loads(str(content.config_records["facts"]["json"]))
+        arrays = {name: _from_array(name, value) for name, value in content.array_records["arrays"].items()}
+    except (KeyError, ValueError, TypeError) as error:
+        raise WireError(f"a Flower message cannot be read: {error}") from None
+    return arrays, facts
+
+
+def _to_array(value: np.ndarray) -> Array:
+    return Array(
+        dtype=value.dtype.name, shape=tuple(value.shape), stype="raw", data=np.asarray(value, order="C").tobytes()
+    )
+
+
+def _from_array(name: str, value: Array) -> np.ndarray:
+    head = json.dumps({"arrays": [[name, value.dtype, list(value.shape)]]}).encode()
+    return decode(head, memoryview(value.data))[0][name]
+
+
+def size_of(arrays: Arrays, facts: Facts) -> int:
+    """How many bytes a frame with this content has."""
+    head, buffers = encode(arrays, facts)
+    return len(head) + sum(len(buffer) for buffer in buffers)
+
+
+def chunks(head: bytes, buffers: list[memoryview], prefix: bytes, size: int) -> Iterator[bytes]:
+    """Cut prefix, head and buffers into messages of at most `size` bytes, copying each byte once."""
+    pending: list[bytes | memoryview] = [prefix, head]
+    room = size - len(prefix) - len(head)
+    for buffer in buffers:
+        at = 0
+        while at < len(buffer):
+            if room <= 0:
+                yield b"".join(pending)
+                pending, room = [], size
+            take = min(room, len(buffer) - at)
+            pending.append(buffer[at : at + take])
+            at += take
+            room -= take
+    yield b"".join(pending)

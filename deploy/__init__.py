@@ -1,0 +1,1 @@
+"""Starting a federation: certificates, processes on one machine."""

@@ -1,0 +1,89 @@
+"""Flower's own commands as fedstill calls them: the app bundle, connections, starting a run, asking how it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from fedstill.common.config import RunConfig
+
+from fedstill import __version__
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+class FlowerError(RuntimeError):
+    """A command of Flower's failed; the text is what it said."""
+
+
+def environment(home: Path | None = None) -> dict[str, str]:
+    """This process's environment with Flower kept quiet and this interpreter's commands found first."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = {**os.environ, **QUIET, "PATH": path}
+    return found if home is None else {**found, "FLWR_HOME": str(home)}
+
+
+def write_bundle(folder: Path, config: RunConfig, run_folder: str, resume: bool) -> Path:
+    """A Flower app of two thin files, so that every party runs the fedstill that it has installed itself."""
+    package = folder / "fedstill_run"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text('"""A run of fedstill, as a Flower app."""\n')
+    for side in ("server", "client"):
+        (package / f"{side}.py").write_text(f"from fedstill.{side} import app as room\n\napp = room.app\n")
+    project: dict[str, Any] = {
+        "project": {"name": "fedstill-run", "version": __version__, "license": "Apache-2.0", "dependencies": []},
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedstill",
+                    "fab-include": ["fedstill_run/*.py"],
+                    "components": {"serverapp": "fedstill_run.server:app", "clientapp": "fedstill_run.client:app"},
+                    "config": {"config": config.to_json(), "run-folder": run_folder, "resume": resume},
+                }
+            }
+        },
+    }
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(project))
+    return folder
+
+
+def write_connection(home: Path, name: str, connection: Mapping[str, Any]) -> None:
+    """Flower's config.toml with one SuperLink connection."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": name, name: dict(connection)}}))
+
+
+def start_run(bundle: Path, connection: str, env: Mapping[str, str]) -> int:
+    """`flwr run`: hand the bundle to a SuperLink; the number of the run."""
+    answer = _flwr(["run", str(bundle), connection, "--format", "json"], env)
+    if not answer.get("success", True) or "run-id" not in answer:
+        raise FlowerError(f"flwr run {connection}: {answer.get('error-message', answer)}")
+    return int(answer["run-id"])
+
+
+def run_status(run_id: int, connection: str, env: Mapping[str, str]) -> str:
+    """`flwr list`: how Flower says the run stands, such as `running` or `finished:completed`."""
+    answer = _flwr(["list", connection, "--run-id", str(run_id), "--format", "json"], env)
+    runs = answer.get("runs") or []
+    return str(runs[0]["status"]) if runs else "unknown"
+
+
+def _flwr(arguments: list[str], env: Mapping[str, str]) -> dict[str, Any]:
+    done = subprocess.run(["flwr", *arguments], env=dict(env), capture_output=True, text=True, timeout=120, check=False)
+    start = done.stdout.find("{")
+    try:
+        return dict(json.loads(done.stdout[start:]))
+    except ValueError:
+        said = (done.stdout + done.stderr).strip()[-2000:]
+        raise FlowerError(f"flwr {' '.join(arguments[:1])} failed (exit code {done.returncode}):\n{said}") from None

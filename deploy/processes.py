@@ -1,0 +1,142 @@
+"""Child processes that never outlive their parent: started with a log of their own, ended by id, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class ProcessError(RuntimeError):
+    """A process that did not start or stay; the text has the end of its log."""
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def alive(pid: int) -> bool:
+    """Whether a process still runs; one that ended and was not collected by its parent does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Processes:
+    """The processes of one federation on this machine."""
+
+    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
+        self.logs, self.environment = logs, dict(environment)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        logs.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Processes:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # grandchildren whose parent died first come to us, and are ended too
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def start(self, name: str, command: Sequence[str], extra: Mapping[str, str] | None = None) -> int:
+        """Start a command with its output in logs/NAME.log; its process id."""
+        with (self.logs / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                command,
+                env={**self.environment, **(extra or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        return self.running[name].pid
+
+    def wait_for_port(self, name: str, port: int, seconds: float) -> None:
+        """Wait until the process listens, or say what its log says."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.check(name)
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
+                return
+            time.sleep(0.1)
+        raise ProcessError(f"{name} does not listen on port {port} after {seconds:.0f} s:\n{self.tail(name)}")
+
+    def check(self, name: str) -> None:
+        """Raise if the process has ended."""
+        code = self.running[name].poll()
+        if code is not None:
+            raise ProcessError(f"{name} ended with code {code}:\n{self.tail(name)}")
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        """The last lines of a process's log."""
+        with contextlib.suppress(OSError):
+            text = (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+            return "\n".join(f"  | {line}" for line in text.splitlines()[-lines:])
+        return "  | (no log)"
+
+    def end(self, grace: float = 5.0) -> None:
+        """End every process and all of their descendants: asked first, then without asking."""
+        family = _descendants([p.pid for p in self.running.values()])
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        psutil.wait_procs(family, timeout=grace)
+        strays = {p.pid: p for p in [*family, *_descendants([p.pid for p in self.running.values()]), *_orphans(family)]}
+        for process in strays.values():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(list(strays.values()), timeout=grace)
+        for child in self.running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=grace)
+        self.running.clear()
+
+
+def _descendants(pids: Sequence[int]) -> list[psutil.Process]:
+    found: dict[int, psutil.Process] = {}
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            for member in [process, *process.children(recursive=True)]:
+                found[member.pid] = member
+    return list(found.values())
+
+
+def _orphans(family: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Children that came to this process when their own parent ended (this process reaps them), with their families."""
+    sessions = {process.pid for process in family}
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(OSError, psutil.Error):
+                if child.pid in sessions or os.getsid(child.pid) in sessions:
+                    found.append(child)
+    return found

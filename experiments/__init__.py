@@ -1,0 +1,1 @@
+"""Run configurations, one TOML a run."""

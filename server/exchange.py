@@ -1,0 +1,308 @@
+"""The stream's server end: seats for the sites, tokens that let them in, Asks out and Replies back."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import grpc
+from fedstill.common.frames import (
+    ASK,
+    CLOSE,
+    ERROR,
+    HELLO,
+    METHOD,
+    READY,
+    REPLY,
+    WELCOME,
+    Frame,
+    cut,
+    grpc_options,
+    join,
+)  # fmt: skip
+from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
+
+Outbox = queue.SimpleQueue[Frame | None]
+
+
+class ExchangeError(RuntimeError):
+    """The exchange cannot be opened; the text says why and what to change."""
+
+
+@dataclass
+class Seat:
+    """What the server keeps of one site: who it is, what lets it in, what it still owes an answer to."""
+
+    node_id: int
+    current: str  # digests of tokens: the one that lets the site in ...
+    offered: str | None = None  # ... and its successor, once the site has it
+    name: str = ""
+    greeting: Facts = field(default_factory=dict)
+    outbox: Outbox | None = None
+    unanswered: Frame | None = None
+    lost_at: float | None = None
+    dead: str | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Exchange:
+    """A gRPC server with one bidirectional stream a site."""
+
+    def __init__(
+        self,
+        listen: str,
+        admit: Callable[[Facts], str | None],
+        *,
+        limit: int = 1 << 31,
+        keep_alive: float = 20.0,
+        patience: float = 60.0,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        most_sites: int = 64,
+        notice: Callable[[str, Facts], None] = lambda kind, facts: None,
+    ) -> None:
+        self.admit, self.limit, self.patience, self.notice = admit, limit, patience, notice
+        self.by_name: dict[str, Seat] = {}
+        self._by_token: dict[str, Seat] = {}
+        self._lock = threading.Lock()
+        self._arrivals: queue.SimpleQueue[tuple[Seat, Frame]] = queue.SimpleQueue()
+        self._seated = threading.Condition(self._lock)
+        self._number = 0
+        self._closed = False
+        # a stream holds a thread for life, and a site may return before its old stream is noticed dead
+        self._server = grpc.server(
+            ThreadPoolExecutor(2 * most_sites + 8, thread_name_prefix="exchange"), options=grpc_options(keep_alive)
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._session)
+        service, method = METHOD.strip("/").split("/")
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        self.port = self._bind(listen, certificate, key)
+        self.secure = certificate is not None
+        self._server.start()
+
+    def _bind(self, listen: str, certificate: Path | None, key: Path | None) -> int:
+        try:
+            if certificate is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                if key is None:
+                    raise ExchangeError("exchange.certificate is set but exchange.key is not")
+                pair = (key.read_bytes(), certificate.read_bytes())
+                port = self._server.add_secure_port(listen, grpc.ssl_server_credentials([pair]))
+        except RuntimeError as error:
+            if isinstance(error, ExchangeError):
+                raise
+            port = 0
+        except OSError as error:
+            raise ExchangeError(f"{error.filename}: cannot be read ({error.strerror})") from None
+        if port == 0:
+            raise ExchangeError(
+                f"the stream cannot listen on {listen}: the port is in use or the address is not this machine's; "
+                "set exchange.listen to another one (port 0 takes any free port)"
+            )
+        return int(port)
+
+    # --- who may come in ---
+
+    def issue_token(self, node_id: int) -> str:
+        """A new seat's token; whoever shows it first takes the seat."""
+        token = secrets.token_urlsafe(32)
+        with self._lock:
+            self._by_token[_digest(token)] = Seat(node_id, _digest(token))
+        return token
+
+    def wait_for(self, count: int, seconds: float) -> bool:
+        """Whether `count` sites have taken their seats within `seconds`."""
+        with self._seated:
+            return self._seated.wait_for(lambda: len(self.by_name) >= count, seconds)
+
+    def give_up(self, node_id: int, reason: str) -> None:
+        """Flower says that this node's session is over."""
+        with self._lock:
+            seats = [seat for seat in self.by_name.values() if seat.node_id == node_id]
+            for seat in seats:
+                seat.dead = reason
+
+    def _take_seat(self, hello: Frame, context: grpc.ServicerContext) -> tuple[Seat, str]:
+        """The seat of the site that says HELLO and the token for its next connection, or an end to the call."""
+        token, facts = str(hello.facts.get("token", "")), {k: v for k, v in hello.facts.items() if k != "token"}
+        with self._lock:
+            seat = self._by_token.get(_digest(token))
+        if hello.kind != HELLO or seat is None:
+            self.notice("refused", {"reason": "unknown or spent token", "peer": context.peer()})
+            _abort(context, grpc.StatusCode.UNAUTHENTICATED, "this token is unknown or spent; it is given in the join")
+        if not seat.name:
+            reason = self.admit(facts)
+            if reason is not None:
+                self.notice("refused", {"site": facts.get("name"), "reason": reason})
+                _abort(context, grpc.StatusCode.FAILED_PRECONDITION, reason)
+        successor = secrets.token_urlsafe(32)
+        with self._seated:
+            if seat.offered is not None and _digest(token) == seat.offered:
+                self._by_token.pop(seat.current, None)
+                seat.current = seat.offered
+            elif seat.offered is not None:
+                self._by_token.pop(seat.offered, None)
+            seat.offered = _digest(successor)
+            self._by_token[seat.offered] = seat
+            if not seat.name:
+                seat.name, seat.greeting = str(facts["name"]), facts
+                self.by_name[seat.name] = seat
+            self._seated.notify_all()
+        return seat, successor
+
+    # --- one stream ---
+
+    def _session(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        early = 0
+
+        def count(size: int) -> None:
+            nonlocal early
+            if seat is None:
+                early += size
+            else:
+                seat.bytes_up += size
+
+        seat: Seat | None = None
+        frames = join(requests, self.limit, count)
+        try:
+            hello = next(frames)
+        except WireError as error:
+            self.notice("refused", {"reason": str(error), "peer": context.peer()})
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except StopIteration:
+            return
+        taken, successor = self._take_seat(hello, context)
+        seat = taken
+        seat.bytes_up += early
+        outbox: Outbox = queue.SimpleQueue()
+        outbox.put(Frame(WELCOME, facts={"token": successor}))
+        refusal: list[str] = []
+        with self._lock:
+            replaced, seat.outbox, seat.lost_at = seat.outbox, outbox, None
+            if seat.unanswered is not None:
+                outbox.put(seat.unanswered)
+        if replaced is not None:
+            replaced.put(None)
+        context.add_callback(lambda: outbox.put(None))
+        threading.Thread(target=self._read, args=(seat, frames, outbox, refusal), daemon=True).start()
+        try:
+            while (frame := outbox.get()) is not None:
+                for message in cut(frame):
+                    seat.bytes_down += len(message)
+                    yield message
+        finally:
+            with self._lock:
+                if seat.outbox is outbox:
+                    seat.outbox, seat.lost_at = None, time.monotonic()
+                    if not self._closed:
+                        self.notice("disconnected", {"site": seat.name})
+        if refusal:
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, refusal[0])
+
+    def _read(self, seat: Seat, frames: Iterator[Frame], outbox: Outbox, refusal: list[str]) -> None:
+        try:
+            for frame in frames:
+                if frame.kind == READY:
+                    self._confirm(seat, str(frame.facts.get("token", "")))
+                elif frame.kind in (REPLY, ERROR):
+                    with self._lock:
+                        wanted = seat.unanswered is not None and seat.unanswered.number == frame.number
+                        if wanted:
+                            seat.unanswered = None
+                    if wanted:
+                        self._arrivals.put((seat, frame))
+                else:
+                    raise WireError(f"a site may not send a frame of kind {frame.kind}")
+        except WireError as error:
+            self.notice("refused", {"site": seat.name, "reason": str(error)})
+            refusal.append(str(error))
+        except Exception:  # gRPC raises a bare Exception when the call ends under its reader
+            pass
+        finally:
+            outbox.put(None)
+
+    def _confirm(self, seat: Seat, token: str) -> None:
+        """The site holds its next token: the one it came with is spent."""
+        with self._lock:
+            if seat.offered is not None and secrets.compare_digest(_digest(token), seat.offered):
+                self._by_token.pop(seat.current, None)
+                seat.current, seat.offered = seat.offered, None
+
+    # --- Asks and Replies ---
+
+    def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
+        """Put an Ask to each site and yield the answers as they come; whoever is late or gone is a Failure."""
+        self._number += 1
+        waiting: dict[str, Seat] = {}
+        for name, ask in parts.items():
+            seat = self.by_name[name]
+            frame = Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings})
+            with self._lock:
+                seat.unanswered = frame
+                if seat.outbox is not None:
+                    seat.outbox.put(frame)
+            waiting[name] = seat
+        end = time.monotonic() + deadline
+        while waiting:
+            with contextlib.suppress(queue.Empty):
+                seat, frame = self._arrivals.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
+                if frame.number == self._number and waiting.pop(seat.name, None) is not None:
+                    yield _outcome(seat.name, frame)
+                continue
+            for name in list(waiting):
+                reason = self._given_up(waiting[name], end, deadline)
+                if reason is not None:
+                    with self._lock:
+                        waiting.pop(name).unanswered = None
+                    yield Failure(name, reason)
+
+    def _given_up(self, seat: Seat, end: float, deadline: float) -> str | None:
+        now = time.monotonic()
+        if seat.dead is not None:
+            return seat.dead
+        if seat.outbox is None and seat.lost_at is not None and now - seat.lost_at > self.patience:
+            return f"its connection broke and it did not come back within {self.patience:.0f} s"
+        return f"no answer within {deadline:.0f} s" if now >= end else None
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Bytes up and down of each site so far."""
+        return {name: (seat.bytes_up, seat.bytes_down) for name, seat in self.by_name.items()}
+
+    def close(self, facts: Facts) -> None:
+        """Tell every site how the run ended and stop listening."""
+        with self._lock:
+            self._closed = True
+            for seat in self.by_name.values():
+                if seat.outbox is not None:
+                    seat.outbox.put(Frame(CLOSE, facts=facts))
+                    seat.outbox.put(None)
+        self._server.stop(grace=5).wait(10)
+
+
+def _outcome(name: str, frame: Frame) -> Reply | Failure:
+    if frame.kind == ERROR:
+        return Failure(name, str(frame.facts.get("reason", "no reason given"))[:2000])
+    metrics = frame.facts.get("metrics", {})
+    if not isinstance(metrics, dict):
+        return Failure(name, "its metrics are not a table")
+    return Reply(name, frame.arrays, metrics)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, reason: str) -> NoReturn:
+    context.abort(code, reason)
+    raise AssertionError("abort returns never")

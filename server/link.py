@@ -1,0 +1,264 @@
+"""Links: what carries Asks to sites and brings their Replies back. A Method cannot tell which one it has."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from fedstill.common.config import RunConfig
+from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, from_records, size_of, to_records
+from fedstill.server.exchange import Exchange
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+Admit = Callable[[Facts], str | None]
+Notice = Callable[[str, Facts], None]
+POLL = 1.0
+
+
+class JoinError(RuntimeError):
+    """Not every site came; the text names the missing ones and why, as far as known."""
+
+
+class Link(ABC):
+    """Delivers an Ask to nodes and brings Replies back."""
+
+    sites: dict[str, Facts]  # name -> what the site said of itself when it joined, in the run's order
+
+    @abstractmethod
+    def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
+        """Put each named site its part of an Ask; yield the answers as they come."""
+
+    @abstractmethod
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Bytes up and down of each site so far."""
+
+    @abstractmethod
+    def close(self, facts: Facts) -> None:
+        """Tell the sites how the run ended."""
+
+
+class Answering(Protocol):
+    """A node as a link sees it."""
+
+    name: str
+
+    def greeting(self) -> Facts: ...
+    def answer(self, ask: Ask) -> Reply: ...
+
+
+class LocalLink(Link):
+    """Nodes in this very process: no Flower, no network, the same Asks."""
+
+    def __init__(self, nodes: Sequence[Answering], admit: Admit = lambda facts: None) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.sites = {node.name: node.greeting() for node in nodes}
+        self._bytes = {name: [0, 0] for name in self.nodes}
+        refused = {name: reason for name, facts in self.sites.items() if (reason := admit(facts)) is not None}
+        if refused:
+            raise JoinError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+
+    def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
+        for name, ask in parts.items():
+            self._bytes[name][1] += size_of(ask.arrays, {"verb": ask.verb, "settings": ask.settings})
+            try:
+                reply = self.nodes[name].answer(ask)
+            except Exception as error:
+                yield Failure(name, f"{type(error).__name__}: {error}")
+                continue
+            self._bytes[name][0] += size_of(reply.arrays, {"metrics": reply.metrics})
+            yield reply
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        return {name: (up, down) for name, (up, down) in self._bytes.items()}
+
+    def close(self, facts: Facts) -> None:
+        self.nodes.clear()
+
+
+class FlowerLink(Link):
+    """What both links over Flower share: finding the nodes and asking each to join."""
+
+    def __init__(self, grid: Grid, config: RunConfig, run: str, admit: Admit, notice: Notice) -> None:
+        self.grid, self.config, self.run, self.admit, self.notice = grid, config, run, admit, notice
+        self.sites = {}
+        self._joins: dict[str, int] = {}  # id of a join message -> node
+        self._errors: dict[int, str] = {}  # node -> why its join failed
+
+    def _send_joins(self, facts: Callable[[int], Facts]) -> None:
+        """A join message to every node that is connected, once enough are."""
+        wanted, end = self.config.expected_sites, time.monotonic() + self.config.exchange.join_deadline
+        if wanted == 0:
+            raise JoinError("the run names no sites: write [[sites]] tables, or set exchange.sites to their number")
+        nodes = sorted(self.grid.get_node_ids())
+        while len(nodes) < wanted:
+            if time.monotonic() > end:
+                raise JoinError(
+                    f"{len(nodes)} of {wanted} SuperNodes are connected after "
+                    f"{self.config.exchange.join_deadline:.0f} s ({self._missing()}): "
+                    "start the others, or raise exchange.join_deadline"
+                )
+            time.sleep(POLL)
+            nodes = sorted(self.grid.get_node_ids())
+        ttl = self.config.exchange.session_hours * 3600
+        common = {"config": self.config.to_json(), "run": self.run}
+        messages = [Message(to_records({}, {**common, **facts(node)}), node, "query.join", ttl=ttl) for node in nodes]
+        self._joins = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
+
+    def _pull_joins(self) -> Iterator[tuple[int, RecordDict]]:
+        """The joins that were answered meanwhile; errors are kept by node."""
+        if not self._joins:
+            return
+        for message in self.grid.pull_messages(list(self._joins)):
+            node = self._joins.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
+            if message.has_error():
+                self._errors[node] = str(message.error.reason)
+                self.notice("join_failed", {"node": str(node), "reason": message.error.reason})
+            else:
+                yield node, message.content
+
+    def _missing(self) -> str:
+        names = [site.name for site in self.config.sites if site.name not in self.sites]
+        return f"not joined: {', '.join(names)}" if names else "the run does not name its sites"
+
+    def _join_error(self) -> JoinError:
+        reasons = "".join(f"\n  a site said: {reason}" for reason in self._errors.values())
+        return JoinError(
+            f"{len(self.sites)} of {self.config.expected_sites} sites joined within "
+            f"{self.config.exchange.join_deadline:.0f} s; {self._missing()}.{reasons}"
+            "\n  In Flower's simulation every site of a stream needs an actor of its own: lower "
+            'simulation.client_cpus, or set exchange.link = "messages"'
+        )
+
+    def _in_order(self, sites: dict[str, Facts]) -> dict[str, Facts]:
+        """Nothing may depend on who came first: the run's order, then by name."""
+        order = {site.name: number for number, site in enumerate(self.config.sites)}
+        return dict(sorted(sites.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
+
+
+class StreamLink(FlowerLink):
+    """One join message a site; then every Ask goes over the site's own gRPC stream."""
+
+    def __init__(self, grid: Grid, config: RunConfig, run: str, admit: Admit, notice: Notice) -> None:
+        super().__init__(grid, config, run, admit, notice)
+        settings = config.exchange
+        self.exchange = Exchange(
+            settings.listen,
+            admit,
+            limit=settings.max_frame_mb << 20,
+            keep_alive=settings.keep_alive,
+            patience=settings.reconnect,
+            certificate=settings.certificate,
+            key=settings.key,
+            most_sites=config.expected_sites,
+            notice=notice,
+        )
+        try:
+            self._open()
+        except BaseException as error:
+            self.exchange.close({"status": "failed", "reason": str(error)})
+            raise
+
+    def _open(self) -> None:
+        host = self.config.exchange.listen.rpartition(":")[0]
+        address = self.config.exchange.advertise or f"{host}:{self.exchange.port}"
+        door = {"address": address, "secure": self.exchange.secure, "link": "stream"}
+        end = time.monotonic() + self.config.exchange.join_deadline
+        self._send_joins(lambda node: {**door, "token": self.exchange.issue_token(node)})
+        self.notice("joining", {"nodes": len(self._joins), "address": address})
+        wanted = self.config.expected_sites
+        while not self.exchange.wait_for(wanted, POLL):
+            for _ in self._pull_joins():
+                pass
+            seated = {name: seat.greeting for name, seat in list(self.exchange.by_name.items())}
+            self.sites = self._in_order(seated)
+            if time.monotonic() > end or len(self._joins) < wanted:
+                raise self._join_error()
+        self.sites = self._in_order({name: seat.greeting for name, seat in self.exchange.by_name.items()})
+        self._watched_at = time.monotonic()
+
+    def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
+        if time.monotonic() - self._watched_at > 10:
+            self._watched_at = time.monotonic()
+            for _ in self._pull_joins():
+                pass
+            for node, reason in self._errors.items():
+                self.exchange.give_up(node, reason)
+        yield from self.exchange.deliver(parts, deadline)
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        return self.exchange.traffic()
+
+    def close(self, facts: Facts) -> None:
+        self.exchange.close(facts)
+
+
+class MessageLink(FlowerLink):
+    """Every Ask is a Flower message of its own; the site restores its model from its state folder each time."""
+
+    def __init__(self, grid: Grid, config: RunConfig, run: str, admit: Admit, notice: Notice) -> None:
+        super().__init__(grid, config, run, admit, notice)
+        self.node_of: dict[str, int] = {}
+        self._bytes: dict[str, list[int]] = {}
+        self._number = 0
+        end = time.monotonic() + config.exchange.join_deadline
+        self._send_joins(lambda node: {"link": "messages"})
+        self.notice("joining", {"nodes": len(self._joins), "address": "Flower messages"})
+        greeted: dict[str, Facts] = {}
+        while len(greeted) < config.expected_sites:
+            for node, content in self._pull_joins():
+                facts = from_records(content)[1]
+                reason = admit(facts)
+                if reason is None:
+                    greeted[str(facts["name"])] = facts
+                    self.node_of[str(facts["name"])] = node
+                else:
+                    self._errors[node] = reason
+                    notice("refused", {"site": facts.get("name"), "reason": reason})
+            self.sites = self._in_order(greeted)
+            if len(greeted) < config.expected_sites:
+                if time.monotonic() > end or len(greeted) + len(self._joins) < config.expected_sites:
+                    raise self._join_error()
+                time.sleep(POLL)
+        self._bytes = {name: [0, 0] for name in self.sites}
+
+    def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
+        messages = [self._message(name, ask) for name, ask in parts.items()]
+        waiting = dict(zip(self.grid.push_messages(messages), parts, strict=True))
+        end = time.monotonic() + deadline
+        while waiting:
+            for message in self.grid.pull_messages(list(waiting)):
+                name = waiting.pop(message.metadata.reply_to_message_id)
+                yield self._outcome(name, message)
+            if waiting and time.monotonic() > end:
+                for name in waiting.values():
+                    yield Failure(name, f"no answer within {deadline:.0f} s")
+                return
+            if waiting:
+                time.sleep(POLL / 4)
+
+    def _message(self, name: str, ask: Ask) -> Message:
+        self._number += 1
+        facts = {"settings": ask.settings, "config": self.config.to_json(), "run": self.run, "number": self._number}
+        self._bytes[name][1] += size_of(ask.arrays, facts)
+        return Message(to_records(ask.arrays, facts), self.node_of[name], ask.verb, ttl=86400.0)
+
+    def _outcome(self, name: str, message: Message) -> Reply | Failure:
+        if message.has_error():
+            return Failure(name, str(message.error.reason))
+        try:
+            arrays, facts = from_records(message.content)
+        except WireError as error:
+            return Failure(name, str(error))
+        if "error" in facts:
+            return Failure(name, str(facts["error"]))
+        self._bytes[name][0] += size_of(arrays, facts)
+        return Reply(name, arrays, facts.get("metrics", {}))
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        return {name: (up, down) for name, (up, down) in self._bytes.items()}
+
+    def close(self, facts: Facts) -> None:
+        self.notice("closed", facts)

@@ -1,0 +1,64 @@
+"""Where a run's seconds and bytes went, phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fedstill.common.wire import Facts, Reply
+
+Bytes = Mapping[str, tuple[int, int]]
+
+
+class Spending:
+    """Seconds by phase (sites, central, exchange) and bytes by site and phase (up, down)."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, dict[str, float]] = {}
+        self.traffic: dict[str, dict[str, list[int]]] = {}
+        self.setup = 0.0
+        self.total = 0.0
+
+    def spend(self, phase: str, **seconds: float) -> None:
+        """Add seconds of one or more kinds to a phase."""
+        spent = self.phases.setdefault(phase, {"total": 0.0, "sites": 0.0, "central": 0.0, "exchange": 0.0})
+        for kind, value in seconds.items():
+            spent[kind] += value
+            spent["total"] += value
+
+    def exchanged(self, phase: str, wall: float, replies: Iterable[Reply], before: Bytes, after: Bytes) -> None:
+        """One Ask: the slowest site's computing is the sites' part of the wall time, the rest is the exchange's."""
+        slowest = max((float(reply.metrics.get("seconds", 0.0)) for reply in replies), default=0.0)
+        self.spend(phase, sites=min(slowest, wall), exchange=max(0.0, wall - slowest))
+        for name, (up, down) in after.items():
+            counts = self.traffic.setdefault(name, {}).setdefault(phase, [0, 0])
+            counts[0] += up - before.get(name, (0, 0))[0]
+            counts[1] += down - before.get(name, (0, 0))[1]
+
+    def seconds(self) -> dict[str, float]:
+        """The run's seconds in all: total, compute, exchange, set-up."""
+        kinds = {kind: sum(spent[kind] for spent in self.phases.values()) for kind in ("sites", "central", "exchange")}
+        found = {
+            "total": self.total,
+            "compute": kinds["sites"] + kinds["central"],
+            "exchange": kinds["exchange"],
+            "setup": self.setup,
+        }
+        return {kind: round(value, 3) for kind, value in found.items()}
+
+    def site(self, name: str) -> Facts:
+        """A site's bytes, in all and by phase."""
+        phases = self.traffic.get(name, {})
+        return {
+            "bytes_up": sum(up for up, _ in phases.values()),
+            "bytes_down": sum(down for _, down in phases.values()),
+            "bytes": {phase: {"up": up, "down": down} for phase, (up, down) in phases.items() if up or down},
+        }
+
+    def facts(self) -> Facts:
+        """Everything, for a checkpoint."""
+        return {"phases": self.phases, "traffic": self.traffic, "setup": self.setup, "total": self.total}
+
+    def load(self, facts: Facts) -> None:
+        """Take up what `facts` gave."""
+        self.phases, self.traffic = facts["phases"], facts["traffic"]
+        self.setup, self.total = facts["setup"], facts["total"]

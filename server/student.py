@@ -1,0 +1,139 @@
+"""The central model: predicts, distils, validates on the server's labelled texts, and is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from fedstill.common.config import RunConfig
+from fedstill.common.data import TextSet
+from fedstill.common.holdings import holdings
+from fedstill.common.learner import Learner, Practice, Rows
+from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entropy
+from fedstill.common.models import load_model
+from fedstill.common.randomness import derive
+from fedstill.common.tasks import scores
+from fedstill.common.wire import Arrays
+from torch import Tensor
+
+NAME = "central"
+
+
+class Student:
+    """The central model with the texts that the server holds: public, labelled and test."""
+
+    def __init__(self, config: RunConfig) -> None:
+        if config.central.threads is not None:
+            torch.set_num_threads(config.central.threads)
+        held = holdings(config)
+        self.config, self.task = config, held.task
+        self.texts = held.splits
+        self.fingerprint = self.texts.public.fingerprint()
+        self.learner = self._new_learner()
+        model = self.learner.model
+        self.public = model.encode(self.texts.public.texts)
+        self.labelled = model.encode(self.texts.labelled.texts)
+        self.labels = self._labels_of(self.texts.labelled)
+        self.test_texts = model.encode(self.texts.test.texts)
+        self._place = (0, 0)
+
+    def _new_learner(self) -> Learner:
+        config = self.config
+        model = load_model(config.central.model_settings(config.train), self.task, derive(config.seed, NAME, "model"))
+        return Learner(NAME, model, config.central, config.train, config.seed)
+
+    def _labels_of(self, texts: TextSet) -> Tensor:
+        assert texts.labels is not None
+        return torch.from_numpy(texts.labels)
+
+    def begin_round(self, number: int) -> None:
+        """Draws of this round follow from its number."""
+        self._place = (number, 0)
+
+    @contextmanager
+    def _next_place(self) -> Iterator[None]:
+        number, step = self._place
+        self._place = (number, step + 1)
+        with self.learner.at(number, step):
+            yield
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of the task."""
+        return len(self.task.labels)
+
+    def predict(self, rows: Rows) -> np.ndarray:
+        """Logits on public rows."""
+        with self._next_place():
+            return self.learner.predict(self.public, rows)
+
+    def distil(self, rows: Rows, targets: np.ndarray, loss: str, epochs: int, practice: Practice) -> float:
+        """E_d epochs towards the targets on public rows (FedID eq. 7); the last epoch's mean loss."""
+        wanted = self._tensor(targets)
+        with self._next_place():
+            losses = self.learner.fit(
+                self.public,
+                rows,
+                lambda logits, places: LOSSES[loss](logits, wanted[places]),
+                epochs,
+                "distil",
+                practice,
+            )
+        return losses[-1]
+
+    def step(self, rows: Rows, targets: np.ndarray, practice: Practice) -> float:
+        """One step on soft CE(y, f(x0)) (FedID eq. 11); the loss before it."""
+        wanted = self._tensor(targets)
+        with self._next_place():
+            loss = soft_cross_entropy(self.learner.logits(self.public, rows, dropout=True), wanted)
+            self.learner.one_step(loss, "distil", practice)
+        return float(loss.detach())
+
+    def validate(self, rows: Rows, dropout: bool) -> float:
+        """L_val: CE on rows of the server's labelled texts (FedID eq. 12)."""
+        with self._next_place(), torch.inference_mode():
+            logits = self.learner.logits(self.labelled, rows, dropout)
+            return float(cross_entropy(logits, self.labels.to(logits.device)[rows]))
+
+    def draw_labelled(self, count: int, *place: object) -> Rows:
+        """A batch of the server's labelled texts, drawn for a place in the run."""
+        rng = np.random.default_rng(derive(self.config.seed, "labelled", *place))
+        return rng.choice(len(self.labelled), size=min(count, len(self.labelled)), replace=False)
+
+    def test(self) -> dict[str, float]:
+        """The task's scores on the test texts."""
+        return self._test(self.learner)
+
+    def _test(self, learner: Learner) -> dict[str, float]:
+        with learner.at("test"):
+            logits = learner.predict(self.test_texts, np.arange(len(self.test_texts)))
+        return scores(self.task.metric, np.asarray(self.texts.test.labels), logits)
+
+    def centralized(self, epochs: int, practice: Practice) -> dict[str, float]:
+        """The yardstick: the same model trained on everybody's private texts in one place, then tested."""
+        learner = self._new_learner()
+        private = self.texts.private
+        labels = self._labels_of(private).to(learner.model.device)
+        with learner.at("centralized"):
+            learner.fit(
+                learner.model.encode(private.texts),
+                np.arange(len(private)),
+                lambda logits, places: cross_entropy(logits, labels[places]),
+                epochs,
+                "local",
+                practice,
+            )
+        return self._test(learner)
+
+    def weights(self) -> Arrays:
+        """The central model's weights, as they travel."""
+        return self.learner.weights()
+
+    def load_weights(self, arrays: Arrays) -> None:
+        """Take over weights, such as an average."""
+        self.learner.load_weights(arrays)
+
+    def _tensor(self, targets: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(targets, np.float32)).to(self.learner.model.device)

@@ -1,0 +1,28 @@
+"""One file a method, its paper named in the first line."""
+
+from __future__ import annotations
+
+import difflib
+
+from fedstill.common.config import ConfigError, MethodConfig, check
+from fedstill.strategies.base import Method, Params
+from fedstill.strategies.dsfl import DSFL
+from fedstill.strategies.fedavg import FedAvg
+from fedstill.strategies.fedid import FedID
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (FedID, DSFL, FedAvg)}
+
+
+def find_method(config: MethodConfig) -> tuple[type[Method], Params]:
+    """The method that [method] names, with its preset's values and what the configuration changes of them."""
+    method = METHODS.get(config.name)
+    if method is None:
+        near = difflib.get_close_matches(config.name, METHODS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"method.name: there is no method {config.name!r}; {hint}known: {', '.join(METHODS)}")
+    if config.preset not in method.presets:
+        raise ConfigError(
+            f"method.preset: {config.name} has no preset {config.preset!r}; known: {', '.join(method.presets)}"
+        )
+    values = {**method.presets[config.preset], **config.parameters()}
+    return method, check(method.parameters, values, f"[method] {config.name}")

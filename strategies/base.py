@@ -1,0 +1,398 @@
+"""Method: a federated method as a coroutine. Only at `replies = yield Ask(...)` does it meet the network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from fedstill.common import checkpoint
+from fedstill.common.config import RunConfig, Section
+from fedstill.common.learner import Practice
+from fedstill.common.randomness import derive
+from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, check_reply, to_records
+from fedstill.server.link import Link
+from fedstill.server.record import Record
+from fedstill.server.spending import Spending
+from fedstill.server.student import Student
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from pydantic import Field
+
+Round = Generator[Ask, list[Reply], Facts]
+
+PHASES = {
+    "evaluate.alone": "alone",
+    "train.local": "local training",
+    "query.predictions": "prediction",
+    "query.logits": "interactive",
+    "train.feedback": "interactive",
+    "train.distil": "distillation",
+    "evaluate.test": "evaluation",
+}
+
+
+_NOT_BY_HOOKS = (
+    "a Method asks as often as its paper does, and Flower's hooks allow one exchange a round: "
+    "call start(), or run() with a link"
+)
+
+
+class QuorumLost(RuntimeError):
+    """Too few sites answered for the step to count; the run stops with its last checkpoint."""
+
+
+class Params(Section):
+    """What every method can be told. A method's own Params add to these; unknown keys are refused."""
+
+    local_epochs: int = Field(3, ge=1)
+    participation: float = Field(1.0, gt=0, le=1)
+    optimizer_state: Literal["persistent", "fresh"] = "persistent"
+    schedule: Literal["constant", "call", "run"] = "constant"
+
+
+class Method(Strategy):
+    """Drives `round()`; owns sampling, quorum, deadlines, events and checkpoints."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    parameters: ClassVar[type[Params]] = Params
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}
+    needs_same_models: ClassVar[bool] = False
+
+    def __init__(self, params: Params, config: RunConfig, student: Student, record: Record) -> None:
+        self.p, self.config, self.student, self.record = params, config, student, record
+        self.participants: tuple[str, ...] = ()
+        self.history: list[Facts] = []  # a row of metrics.csv each
+        self.alone: dict[str, Facts] = {}
+        self.centralized: Facts | None = None
+        self.spending = Spending()
+        self._number = self._step = 0
+        self._phase = "start"
+        self._link: Link | None = None
+
+    # --- what a method writes ---
+
+    def round(self, number: int) -> Round:
+        """One communication round, as in the paper."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the method itself must remember between rounds, beside the central model."""
+        return {}
+
+    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+        """Take up what `state` gave."""
+
+    # --- what a method uses ---
+
+    @property
+    def link(self) -> Link:
+        """How the sites are reached."""
+        assert self._link is not None, "the method has not been started"
+        return self._link
+
+    @property
+    def public_rows(self) -> np.ndarray:
+        """All rows of the public set, in their agreed order."""
+        return np.arange(len(self.student.public))
+
+    def practice(self, start: float = 0.0, end: float = 1.0) -> Practice:
+        """How a call between the shares `start` and `end` of this round trains, by the schedule."""
+        done, rounds = self._number - 1, self.config.rounds
+        decay = {
+            "constant": None,
+            "call": (0.0, 1.0),
+            "run": ((done + start) / rounds, (done + end) / rounds),
+        }[self.p.schedule]
+        return Practice(fresh=self.p.optimizer_state == "fresh", decay=decay)
+
+    @staticmethod
+    def told(practice: Practice) -> Facts:
+        """A practice as settings of an Ask."""
+        return {"optimizer": practice.optimizer, "fresh": practice.fresh, "decay": practice.decay}
+
+    def local_training(self) -> Ask:
+        """The Ask that opens most rounds: E epochs on the private texts."""
+        return Ask("train.local", settings={"epochs": self.p.local_epochs, **self.told(self.practice())})
+
+    # --- the run ---
+
+    def run(self, link: Link, resume: bool = False, began: float | None = None) -> Facts:
+        """All rounds over a link that the sites have joined; returns the summary."""
+        began = time.perf_counter() if began is None else began
+        self._link = link
+        self._check_models()
+        self.spending.setup += time.perf_counter() - began
+        self.record.event("joined", sites=link.sites)
+        done = self._take_up() if resume else None
+        if done is None:
+            self._yardsticks()
+            self._evaluate(0)
+            self._checkpoint(0)
+        for number in range((done or 0) + 1, self.config.rounds + 1):
+            self._begin(number)
+            self.record.event("round_started", round=number, rounds=self.config.rounds, sites=list(self.participants))
+            metrics = self._drive(self.round(number))
+            self._evaluate(number)
+            self.record.event("round_finished", round=number, rounds=self.config.rounds, metrics=metrics,
+                              central=self._central(), sites=self._after())  # fmt: skip
+            self._account(began)
+            began = time.perf_counter()
+            self._checkpoint(number)
+        self._account(began)
+        return self._finish()
+
+    def _begin(self, number: int) -> None:
+        self._number, self._step = number, 0
+        self.student.begin_round(number)
+        names = list(self.link.sites)
+        count = max(1, round(self.p.participation * len(names))) if number else len(names)
+        rng = np.random.default_rng(derive(self.config.seed, "participants", number))
+        chosen = set(rng.permutation(len(names))[:count].tolist())
+        self.participants = tuple(name for place, name in enumerate(names) if place in chosen)
+
+    def _drive(self, steps: Round) -> Facts:
+        try:
+            ask = next(steps)
+            while True:
+                ask = steps.send(self.ask(ask))
+        except StopIteration as end:
+            return dict(end.value or {})
+
+    def ask(self, ask: Ask, quorum: bool = True) -> list[Reply]:
+        """Put an Ask to its sites; the usable Replies in the run's order. Too few of them end the run."""
+        names = self.participants if ask.to is None else ask.to
+        self._spend_central()
+        self._phase = PHASES.get(ask.verb, self._phase)
+        before, began = self.link.traffic(), time.perf_counter()
+        place = {"round": self._number, "step": self._step}
+        self._step += 1
+        parts = {name: ask.part_for(name) for name in names}
+        parts = {name: Ask(part.verb, part.arrays, {**part.settings, **place}) for name, part in parts.items()}
+        replies = dict(self._usable(ask, self.link.deliver(parts, self._deadline(ask.verb))))
+        wall = time.perf_counter() - began
+        self.spending.exchanged(self._phase, wall, replies.values(), before, self.link.traffic())
+        needed = self._quorum(len(names))
+        if quorum and len(replies) < needed:
+            raise QuorumLost(
+                f"round {self._number}, {ask.verb}: {len(replies)} of {len(names)} sites gave a usable answer and "
+                f"{needed} are needed; {self.record.folder / 'events.jsonl'} says why. The run can be resumed"
+            )
+        return [replies[name] for name in names if name in replies]
+
+    def _usable(self, ask: Ask, outcomes: Iterable[Reply | Failure]) -> Iterable[tuple[str, Reply]]:
+        for outcome in outcomes:
+            reason = outcome.reason if isinstance(outcome, Failure) else None
+            if isinstance(outcome, Reply):
+                try:
+                    check_reply(ask, outcome)
+                except WireError as error:
+                    reason = str(error)
+                else:
+                    yield outcome.node, outcome
+            if reason is not None:
+                self.record.event("left_out", site=outcome.node, round=self._number, verb=ask.verb, reason=reason)
+
+    def _quorum(self, asked: int) -> int:
+        quorum = self.config.exchange.quorum
+        return min(asked, max(1, int(np.ceil(quorum * asked)) if quorum <= 1 else int(quorum)))
+
+    def _deadline(self, verb: str) -> float:
+        quick = ("query.logits", "train.feedback", "query.save", "query.restore")
+        exchange = self.config.exchange
+        return exchange.step_deadline if verb in quick else exchange.train_deadline
+
+    def _check_models(self) -> None:
+        families = {name: str(facts.get("model")) for name, facts in self.link.sites.items()}
+        if self.needs_same_models and len({*families.values(), _short(self.config.central.model)}) > 1:
+            raise ValueError(
+                f"{self.name} averages weights, so the central model and every site must be the same model; "
+                f"central: {self.config.central.model}, sites: {families}. Exchange predictions to mix models"
+            )
+
+    # --- yardsticks, evaluation, summary ---
+
+    def _yardsticks(self) -> None:
+        """What each site reaches alone, and what all private texts in one place would have reached."""
+        self._begin(0)
+        epochs = self.p.local_epochs * self.config.rounds
+        practice = Practice(fresh=True, decay=None if self.p.schedule == "constant" else (0.0, 1.0))
+        if self.config.report.alone:
+            self.record.event("phase", phase="alone", epochs=epochs)
+            for reply in self.ask(
+                Ask("evaluate.alone", settings={"epochs": epochs, **self.told(practice)}), quorum=False
+            ):
+                self.alone[reply.node] = _scores(reply.metrics)
+            self.record.event("alone", sites=self.alone)
+        if self.config.report.centralized and len(self.student.texts.private):
+            self._spend_central()
+            self._phase = "centralized"
+            self.record.event("phase", phase="centralized", epochs=epochs)
+            began = time.perf_counter()
+            self.centralized = self.student.centralized(epochs, practice)
+            self.spending.spend("centralized", central=time.perf_counter() - began)
+            self.record.event("centralized", metrics=self.centralized)
+
+    def _evaluate(self, number: int) -> None:
+        if number not in (0, self.config.rounds) and self.config.report.evaluate == "end":
+            return
+        self._number = number
+        self.history.append({"round": number, "node": "central", **self.student.test()})
+        everyone = tuple(self.link.sites)
+        for reply in self.ask(Ask("evaluate.test", to=everyone), quorum=False):
+            self.history.append({"round": number, "node": reply.node, **_scores(reply.metrics)})
+        self.record.metrics(self.history)
+
+    def _central(self) -> Facts:
+        rows = [row for row in self.history if row["node"] == "central"]
+        return _scores(rows[-1]) if rows else {}
+
+    def _after(self) -> dict[str, Facts]:
+        return {row["node"]: _scores(row) for row in self.history if row["node"] != "central"}
+
+    def summary(self) -> None:
+        """Log what will be run (Flower's hook)."""
+        self.record.event("method", name=self.name, paper=self.paper, parameters=self.p.model_dump())
+
+    def _finish(self) -> Facts:
+        after = self._after()
+        sites = {
+            name: {
+                "family": facts["family"],
+                "model": facts["model"],
+                "texts": facts["texts"],
+                "alone": self.alone.get(name),
+                "after": after.get(name),
+                **self.spending.site(name),
+            }
+            for name, facts in self.link.sites.items()
+        }
+        facts: Facts = {
+            "status": "finished",
+            "method": self.name,
+            "preset": self.config.method.preset,
+            "parameters": self.p.model_dump(),
+            "seed": self.config.seed,
+            "rounds": self.config.rounds,
+            "link": self.config.exchange.link,
+            "test_texts": len(self.student.test_texts),
+            "central": {
+                "family": self.student.learner.model.family,
+                "model": _short(self.config.central.model),
+                **self._central(),
+            },
+            "sites": sites,
+            "centralized": self.centralized,
+            "seconds": self.spending.seconds(),
+            "phases": self.spending.phases,
+        }
+        scores_only = {**facts, "central": self._central()}
+        self.record.save_central(self.student.learner.model, scores_only)
+        self.record.summary(facts)
+        self.record.event("run_finished", central=facts["central"], seconds=facts["seconds"])
+        return facts
+
+    def _spend_central(self) -> None:
+        """What the central model computed since the last Ask belongs to that Ask's phase."""
+        spent, self.student.learner.compute_seconds = self.student.learner.compute_seconds, 0.0
+        if spent:
+            self.spending.spend(self._phase, central=spent)
+
+    def _account(self, began: float) -> None:
+        self._spend_central()
+        self.spending.total += time.perf_counter() - began
+
+    # --- checkpoints ---
+
+    def _checkpoint(self, number: int) -> None:
+        """Sites first, so that whatever the server holds, they hold too."""
+        self.ask(Ask("query.save", settings={"number": number}, to=tuple(self.link.sites)))
+        arrays = {f"central/{name}": value for name, value in self.student.learner.state().items()}
+        arrays.update({f"method/{name}": value for name, value in self.state().items()})
+        facts = {"history": self.history, "alone": self.alone, "centralized": self.centralized}
+        self.record.save_round(number, arrays, {"round": number, **facts, "spending": self.spending.facts()})
+
+    def _take_up(self) -> int | None:
+        """The last round that is done and that everybody still holds; None where the run begins anew."""
+        held = [set(facts.get("rounds", [])) for facts in self.link.sites.values()]
+        common = set.intersection(*held) if held else set()
+        found = checkpoint.newest(self.record.checkpoints, common or None)
+        if found is None:
+            self.record.event("resumed", round=None, reason="there is no checkpoint that can be read")
+            return None
+        number, arrays, facts, problems = found
+        for problem in problems:
+            self.record.event("damaged", problem=problem)
+        self.student.learner.load_state(_under(arrays, "central/"))
+        self.load_state(_under(arrays, "method/"))
+        self.history, self.alone, self.centralized = facts["history"], facts["alone"], facts["centralized"]
+        self.spending.load(facts["spending"])
+        holders = tuple(name for name, facts in self.link.sites.items() if number in facts.get("rounds", []))
+        for name in self.link.sites:
+            if name not in holders:
+                self.record.event("site_reset", site=name, round=number, reason="it holds no checkpoint of this round")
+        if holders:
+            self.ask(Ask("query.restore", settings={"number": number}, to=holders))
+        self.record.event("resumed", round=number)
+        return number
+
+    # --- Flower's Strategy ---
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        *,
+        link: Callable[[Grid], Link],
+        resume: bool = False,
+    ) -> Result:
+        """Open the link over Flower's grid and run every round; what Flower's own loop allows a round is not enough."""
+        began = time.perf_counter()
+        self.summary()
+        opened = link(grid)
+        try:
+            self.run(opened, resume, began)
+        except BaseException as error:
+            opened.close({"status": "failed", "reason": f"{type(error).__name__}: {error}"})
+            raise
+        opened.close({"status": "finished"})
+        result = Result()
+        result.arrays = ArrayRecord(dict(to_records(self.student.weights(), {}).array_records["arrays"]))
+        for row in self.history:
+            if row["node"] == "central":
+                result.evaluate_metrics_serverapp[row["round"]] = MetricRecord(_scores(row))
+        return result
+
+    def configure_train(self, *_: Any, **__: Any) -> Iterable[Message]:
+        """Not how a Method works: see `start`."""
+        raise NotImplementedError(_NOT_BY_HOOKS)
+
+    def aggregate_train(self, *_: Any, **__: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Not how a Method works: see `start`."""
+        raise NotImplementedError(_NOT_BY_HOOKS)
+
+    def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:
+        """Not how a Method works: see `start`."""
+        raise NotImplementedError(_NOT_BY_HOOKS)
+
+    def aggregate_evaluate(self, *_: Any, **__: Any) -> MetricRecord | None:
+        """Not how a Method works: see `start`."""
+        raise NotImplementedError(_NOT_BY_HOOKS)
+
+
+def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name[len(prefix) :]: value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def _scores(metrics: Mapping[str, Any]) -> Facts:
+    """The task's scores among a row or a Reply's metrics."""
+    others = ("round", "node", "seconds", "loss")
+    return {name: value for name, value in metrics.items() if name not in others}
+
+
+def _short(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2]
