@@ -155,7 +155,7 @@ class Learner:
         for key, optimizer in self._optimizers.items():
             for index, entry in optimizer.state_dict()["state"].items():
                 for name, value in entry.items():
-                    arrays[f"optimizer/{key}/{index}/{name}"] = torch.as_tensor(value).cpu().numpy()
+                    arrays[f"optimizer/{key}/{index}/{name}"] = np.array(torch.as_tensor(value).cpu())
         for key, kept in self._kept.items():
             arrays.update({f"optimizer/{key}/{name}": value for name, value in kept.items()})
         return arrays

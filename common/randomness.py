@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+_TURN = threading.RLock()  # torch has one generator a process
 
 
 def derive(seed: int, *place: object) -> int:
@@ -17,7 +20,7 @@ def derive(seed: int, *place: object) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch draws from `seed` inside, and goes on as if nothing had happened outside."""
-    with torch.random.fork_rng():
+    """Torch draws from `seed` inside, and goes on as if nothing had happened outside; threads take turns."""
+    with _TURN, torch.random.fork_rng():
         torch.manual_seed(seed)
         yield

@@ -1,0 +1,69 @@
+"""What the tests share: one thread a process, tiers by folder, and a run so small that it takes seconds."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fedstill.common.config import RunConfig, load_run
+
+torch.set_num_threads(1)
+
+SMALL = """
+name = "small"
+rounds = 2
+[data]
+private = 64
+public = 40
+labelled = 16
+test = 24
+[train]
+learning_rate = 1e-3
+max_length = 16
+batch_size = 16
+[method]
+local_epochs = 1
+[central]
+model = "tiny-bert"
+[[sites]]
+name = "north"
+model = "tiny-bert"
+[[sites]]
+name = "south"
+model = "tiny-roberta"
+[exchange]
+join_deadline = 120
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(Path(item.path).parent.name)
+
+
+@pytest.fixture
+def small() -> Callable[..., RunConfig]:
+    """A run of two sites and two rounds, with `key=value` changes."""
+    return lambda *changes: load_run(SMALL, changes)
+
+
+@pytest.fixture
+def small_file(tmp_path: Path) -> Path:
+    """The same as a file."""
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def without_times(summary: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal between two runs of the same seed."""
+    sites = {n: {k: s[k] for k in ("family", "texts", "alone", "after")} for n, s in summary["sites"].items()}
+    return {"central": summary["central"], "sites": sites, "centralized": summary["centralized"]}

@@ -1,0 +1,127 @@
+"""A federation in one process: real models, texts and methods, and links from a plain call to real streams."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fedstill.client.node import Node
+from fedstill.client.session import Door, Session
+from fedstill.common.config import RunConfig
+from fedstill.common.wire import Ask, Facts, Failure, Reply
+from fedstill.server.app import admission
+from fedstill.server.exchange import Exchange
+from fedstill.server.link import Link, LocalLink
+from fedstill.server.record import Record
+from fedstill.server.student import Student
+from fedstill.strategies import find_method
+from fedstill.strategies.base import Method
+
+
+class Federation:
+    """The parts of one run in a folder."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        self.student = Student(config)
+        self.record = Record(folder / "run", config)
+        kind, params = find_method(config.method)
+        self.method: Method = kind(params, config, self.student, self.record)
+        self.nodes = [Node(config, site, "run", folder / "sites" / site.name) for site in config.sites]
+
+    def admit(self) -> Callable[[Facts], str | None]:
+        return admission(self.config, self.student)
+
+    def run(self, link: Link | None = None, resume: bool = False) -> Facts:
+        return self.method.run(link or LocalLink(self.nodes, self.admit()), resume)
+
+    def events(self, kind: str) -> list[Facts]:
+        import json
+
+        lines = (self.folder / "run/events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    def weights(self) -> str:
+        """A hash over the central model's and every site's weights."""
+        digest = hashlib.sha256()
+        for learner in [self.student.learner, *(node.learner for node in self.nodes)]:
+            for name, value in sorted(learner.weights().items()):
+                digest.update(name.encode() + value.tobytes())
+        return digest.hexdigest()
+
+
+class ExchangeLink(Link):
+    """Streams without Flower: what StreamLink does once the joins are sent."""
+
+    def __init__(self, exchange: Exchange, names: list[str]) -> None:
+        self.exchange = exchange
+        self.sites = {name: exchange.by_name[name].greeting for name in names}
+
+    def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
+        return self.exchange.deliver(parts, deadline)
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        return self.exchange.traffic()
+
+    def close(self, facts: Facts) -> None:
+        self.exchange.close(facts)
+
+
+@contextmanager
+def streams(federation: Federation, through: Callable[[int], int] = lambda port: port) -> Iterator[ExchangeLink]:
+    """Every node in a thread of its own behind a real stream; `through` may put something before the port."""
+    exchange = Exchange("127.0.0.1:0", federation.admit(), patience=20, notice=_note(federation))
+    port = through(exchange.port)
+    sessions = [
+        Session(Door(f"127.0.0.1:{port}", exchange.issue_token(number), patience=20), node.greeting(), node.answer)
+        for number, node in enumerate(federation.nodes)
+    ]
+    threads = [threading.Thread(target=session.serve, daemon=True) for session in sessions]
+    for thread in threads:
+        thread.start()
+    assert exchange.wait_for(len(sessions), 30)
+    link = ExchangeLink(exchange, [node.name for node in federation.nodes])
+    try:
+        yield link
+    finally:
+        link.close({"status": "finished"})
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def _note(federation: Federation) -> Callable[[str, Facts], None]:
+    return lambda kind, facts: federation.record.event(kind, **facts)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Callable[..., Federation]:
+    """Make a federation; several in one test get folders of their own unless one is named."""
+    made: list[int] = []
+
+    def make(config: RunConfig, folder: str | None = None) -> Federation:
+        made.append(1)
+        return Federation(config, tmp_path / (folder or f"federation-{len(made)}"))
+
+    return make
+
+
+def spoil(node: Node, change: Callable[[Ask, Reply], Reply]) -> None:
+    """Make a site answer something else than its model says."""
+    honest = node.answer
+
+    def answer(ask: Ask) -> Reply:
+        return change(ask, honest(ask))
+
+    node.answer = answer  # type: ignore[method-assign]
+
+
+def with_nan(ask: Ask, reply: Reply) -> Reply:
+    if "logits" not in reply.arrays:
+        return reply
+    return Reply(reply.node, {**reply.arrays, "logits": np.full_like(reply.arrays["logits"], np.nan)}, reply.metrics)

@@ -1,0 +1,348 @@
+"""A site that says nonsense, is gone or comes back: the others go on, nothing is counted twice, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+import pytest
+from fedstill.client.session import Door, Session, SessionRefused
+from fedstill.common import checkpoint
+from fedstill.common.config import RunConfig
+from fedstill.common.frames import METHOD, REPLY, Frame, cut, grpc_options
+from fedstill.common.wire import Ask, Reply
+from fedstill.server.exchange import Exchange, ExchangeError
+from fedstill.server.link import JoinError, LocalLink
+from fedstill.strategies.base import QuorumLost
+
+from tests.conftest import without_times
+
+from .conftest import Federation, spoil, streams, with_nan
+
+Make = Callable[..., Federation]
+Small = Callable[..., RunConfig]
+
+
+def test_a_site_with_nan_is_left_out_of_the_step_and_logged(federation: Make, small: Small) -> None:
+    changes = ("exchange.quorum=0.5", "rounds=1", "method.name=ds-fl")
+    one = federation(small(*changes))
+    spoil(one.nodes[0], with_nan)
+    one.run()
+    left = one.events("left_out")
+    assert [(e["site"], e["verb"]) for e in left] == [("north", "query.predictions")]
+    assert "NaN" in left[0]["reason"]
+    alone = federation(small(*changes))  # with the weight of the other renormalised to one, it is the only teacher
+    alone.nodes = alone.nodes[1:]
+    alone.run(LocalLink(alone.nodes))
+    for name, value in one.student.weights().items():
+        assert np.array_equal(value, alone.student.weights()[name])
+
+
+def other_rows(ask: Ask, reply: Reply) -> Reply:
+    if "rows" not in reply.arrays:
+        return reply
+    return Reply(reply.node, {**reply.arrays, "rows": reply.arrays["rows"][::-1].copy()}, reply.metrics)
+
+
+def other_shape(ask: Ask, reply: Reply) -> Reply:
+    if "logits" not in reply.arrays:
+        return reply
+    return Reply(reply.node, {**reply.arrays, "logits": reply.arrays["logits"][:, :1].copy()}, reply.metrics)
+
+
+@pytest.mark.parametrize(("change", "reason"), [(other_rows, "other items"), (other_shape, "shape")])
+def test_fedid_goes_on_without_a_site_that_answers_wrongly(
+    federation: Make, small: Small, change: Callable[[Ask, Reply], Reply], reason: str
+) -> None:
+    made = federation(small("exchange.quorum=0.5", "rounds=1", "method.distill_epochs=1"))
+    spoil(made.nodes[1], change)
+    assert made.run()["status"] == "finished"
+    left = made.events("left_out")
+    assert {e["site"] for e in left} == {"south"}
+    assert len(left) == 3  # once a batch
+    assert all(reason in e["reason"] for e in left)
+
+
+def test_under_the_quorum_the_run_stops_and_can_be_resumed(federation: Make, small: Small) -> None:
+    whole = federation(small("rounds=2"))
+    whole.run()
+    broken = federation(small("rounds=2"), "broken")
+    calls = []
+
+    def fail_in_round_two(ask: Ask, reply: Reply) -> Reply:
+        calls.append(ask.settings.get("round"))
+        return with_nan(ask, reply) if ask.settings.get("round") == 2 else reply
+
+    spoil(broken.nodes[0], fail_in_round_two)
+    with pytest.raises(QuorumLost, match=r"round 2.*1 of 2 sites.*can be resumed"):
+        broken.run()
+    again = federation(small("rounds=2"), "broken")
+    summary = again.run(resume=True)
+    assert again.events("resumed")[-1]["round"] == 1
+    assert again.weights() == whole.weights()
+    assert without_times(summary) == without_times(json.loads((whole.folder / "run/summary.json").read_text()))
+
+
+def test_a_damaged_newest_checkpoint_costs_one_round_and_nothing_else(federation: Make, small: Small) -> None:
+    whole = federation(small("rounds=3", "report.centralized=false", "report.alone=false"))
+    whole.run()
+    first = federation(small("rounds=3", "report.centralized=false", "report.alone=false"), "again")
+    first.run()
+    file = first.record.checkpoints / "round-00003/arrays.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    again = federation(small("rounds=3", "report.centralized=false", "report.alone=false"), "again")
+    again.run(resume=True)
+    assert "round-00003/arrays.safetensors: damaged" in again.events("damaged")[0]["problem"]
+    assert again.events("resumed")[0]["round"] == 2
+    assert again.weights() == whole.weights()
+
+
+def test_a_site_that_lost_its_state_starts_anew_and_the_log_says_so(federation: Make, small: Small) -> None:
+    federation(small(), "lost").run()
+    again = federation(small("rounds=3"), "lost")
+    shutil.rmtree(again.nodes[0].folder)
+    assert again.run(resume=True)["status"] == "finished"
+    assert again.events("site_reset")[0]["site"] == "north"
+
+
+def test_a_full_disk_at_a_site_stops_the_run_with_the_file_named(
+    federation: Make, small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = federation(small())
+    write = checkpoint._write
+
+    def full(path: object, data: bytes) -> None:
+        if "round-00001" in str(path) or "-00001" in str(path):
+            path.symlink_to("/dev/full")  # type: ignore[attr-defined]
+        write(path, data)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    with pytest.raises(QuorumLost):
+        made.run()
+    assert "round-00001: cannot be written (No space left" in made.events("left_out")[0]["reason"]
+
+
+# --- streams ---
+
+
+class Cable:
+    """A cable between the sites and the coordinator that can be pulled: TCP forwarded byte by byte."""
+
+    def __init__(self, port: int) -> None:
+        self.target, self.cuts, self.lines = port, 0, []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                site, _ = self.listener.accept()
+                server = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                return
+            self.lines += [site, server]
+            for one, two in ((site, server), (server, site)):
+                threading.Thread(target=self._carry, args=(one, two), daemon=True).start()
+
+    def _carry(self, one: socket.socket, two: socket.socket) -> None:
+        try:
+            while data := one.recv(65536):
+                two.sendall(data)
+        except OSError:
+            pass
+        for end in (one, two):
+            end.close()
+
+    def pull(self) -> None:
+        self.cuts += 1
+        lines, self.lines = self.lines, []
+        for line in lines:
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+
+def test_streams_give_the_same_weights_as_plain_calls(federation: Make, small: Small) -> None:
+    one, two = federation(small()), federation(small())
+    first = one.run()
+    with streams(two) as link:
+        second = two.run(link)
+    assert one.weights() == two.weights()
+    assert without_times(first) == without_times(second)
+    assert all(site["bytes_up"] > 1000 for site in second["sites"].values())
+
+
+def test_broken_connections_heal_and_no_ask_is_worked_twice(federation: Make, small: Small) -> None:
+    one, two = federation(small()), federation(small())
+    one.run()
+    worked: dict[str, list[tuple[int, int]]] = {}
+    cable: list[Cable] = []
+
+    def through(port: int) -> int:
+        cable.append(Cable(port))
+        return cable[0].port
+
+    for node in two.nodes:
+
+        def note(ask: Ask, reply: Reply, name: str = node.name) -> Reply:
+            place = (ask.settings["round"], ask.settings["step"])
+            worked.setdefault(name, []).append(place)
+            if len(worked[name]) in (3, 6, 9, 14) and name == "north":
+                cable[0].pull()  # while the Reply of this Ask is still to be sent
+            return reply
+
+        spoil(node, note)
+    with streams(two, through) as link:
+        two.run(link)
+    assert cable[0].cuts == 4
+    assert two.events("disconnected")
+    for places in worked.values():
+        assert len(places) == len(set(places))
+    assert one.weights() == two.weights()
+
+
+def echo(ask: Ask) -> Reply:
+    return Reply("echo", ask.arrays, ask.settings)
+
+
+def serve(exchange: Exchange, **door: object) -> tuple[Session, threading.Thread, list[BaseException]]:
+    token = exchange.issue_token(1)
+    session = Session(Door(f"127.0.0.1:{exchange.port}", token, **door), {"name": "echo"}, echo)  # type: ignore[arg-type]
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            session.serve()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return session, thread, errors
+
+
+def call(exchange: Exchange, messages: list[bytes]) -> grpc.RpcError:
+    """What a stranger gets who says `messages`."""
+    with grpc.insecure_channel(f"127.0.0.1:{exchange.port}", grpc_options(20)) as channel:
+        with pytest.raises(grpc.RpcError) as error:
+            list(channel.stream_stream(METHOD)(iter(messages)))
+        return error.value
+
+
+def test_wrong_spent_and_missing_tokens_are_refused_and_nobody_is_disturbed() -> None:
+    exchange = Exchange("127.0.0.1:0", lambda facts: None)
+    session, thread, _ = serve(exchange)
+    assert exchange.wait_for(1, 10)
+    list(exchange.deliver({"echo": Ask("x")}, 10))
+    for token in ("guess", "", session.door.token):  # the last one was used by the site itself
+        error = call(exchange, list(cut(Frame(1, facts={"token": token, "name": "echo"}))))
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "unknown or spent" in error.details()
+    [reply] = exchange.deliver({"echo": Ask("x", {"a": np.arange(3)})}, 10)
+    assert isinstance(reply, Reply)
+    exchange.close({})
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("messages", [[b"GET / HTTP/1.1"], [b""], [b"FST1" + bytes(21)], [bytes(100)]])
+def test_malformed_frames_are_refused_with_a_reason(messages: list[bytes]) -> None:
+    exchange = Exchange("127.0.0.1:0", lambda facts: None)
+    error = call(exchange, messages)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details()
+    exchange.close({})
+
+
+def test_an_oversized_reply_is_kept_back_and_an_oversized_frame_is_refused() -> None:
+    noted: list[dict[str, object]] = []
+    exchange = Exchange("127.0.0.1:0", lambda f: None, limit=1 << 20, notice=lambda kind, facts: noted.append(facts))
+    _, thread, _ = serve(exchange, limit=1 << 20)
+    assert exchange.wait_for(1, 10)
+    exchange.by_name["echo"].unanswered = None
+    [outcome] = exchange.deliver({"echo": Ask("x", {"a": np.zeros(1000, np.uint8)})}, 10)
+    assert isinstance(outcome, Reply)
+    exchange.close({})
+    thread.join(10)
+    small_door = Exchange("127.0.0.1:0", lambda facts: None, limit=1 << 20)
+    error = call(small_door, list(cut(Frame(REPLY, 1, {"a": np.zeros(2 << 20, np.uint8)}))))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "more than the 1,048,576 allowed" in error.details()
+    small_door.close({})
+
+
+def test_another_public_set_other_labels_and_strangers_are_refused_with_the_difference(
+    federation: Make, small: Small
+) -> None:
+    made = federation(small())
+    greeting = made.nodes[0].greeting()
+    admit = made.admit()
+    assert admit(greeting) is None
+    said = admit({**greeting, "public": "0" * 64})
+    assert said is not None
+    assert "another public set (sha256 0000000000000000..., 40 texts)" in said
+    said = admit({**greeting, "labels": ["positive", "negative"]})
+    assert said is not None
+    assert "['positive', 'negative'] in this order, the run has ['negative', 'positive']" in said
+    said = admit({**greeting, "name": "mallory"})
+    assert said is not None
+    assert "is not in this run; its sites are: north, south" in said
+    made.nodes[1].fingerprint = "0" * 64
+    with pytest.raises(JoinError, match="another public set"):
+        LocalLink(made.nodes, admit)
+
+
+def test_a_site_that_is_refused_hears_why() -> None:
+    exchange = Exchange("127.0.0.1:0", lambda facts: "your public set differs")
+    _, thread, errors = serve(exchange)
+    thread.join(10)
+    [error] = errors
+    assert isinstance(error, SessionRefused)
+    assert "your public set differs" in str(error)
+    exchange.close({})
+
+
+def test_a_late_site_is_left_out_and_its_late_answer_is_not_counted() -> None:
+    exchange = Exchange("127.0.0.1:0", lambda facts: None)
+    token = exchange.issue_token(1)
+
+    def slow(ask: Ask) -> Reply:
+        time.sleep(float(ask.settings.get("sleep", 0)))
+        return Reply("slow", {}, ask.settings)
+
+    session = Session(Door(f"127.0.0.1:{exchange.port}", token), {"name": "slow"}, slow)
+    thread = threading.Thread(target=session.serve, daemon=True)
+    thread.start()
+    assert exchange.wait_for(1, 10)
+    [late] = exchange.deliver({"slow": Ask("x", settings={"sleep": 1.5, "n": 1})}, 0.3)
+    assert "no answer within" in late.reason  # type: ignore[union-attr]
+    [reply] = exchange.deliver({"slow": Ask("x", settings={"n": 2})}, 10)
+    assert reply.metrics["n"] == 2  # type: ignore[union-attr]
+    exchange.close({})
+    thread.join(10)
+
+
+def test_a_port_in_use_says_what_to_change() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ExchangeError, match=rf"cannot listen on 127.0.0.1:{port}.*set exchange.listen"):
+            Exchange(f"127.0.0.1:{port}", lambda facts: None)
+
+
+def test_half_a_gigabyte_passes_and_comes_back_whole() -> None:
+    exchange = Exchange("127.0.0.1:0", lambda facts: None)
+    _, thread, _ = serve(exchange)
+    assert exchange.wait_for(1, 10)
+    state = {"w": np.arange(125_000_000, dtype=np.float32)}
+    [reply] = exchange.deliver({"echo": Ask("x", state)}, 120)
+    assert isinstance(reply, Reply)
+    assert np.array_equal(reply.arrays["w"], state["w"])
+    exchange.close({})
+    thread.join(10)

@@ -1,0 +1,102 @@
+"""Checkpoints: whole or not at all, checked when read, the one before when damaged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fedstill.common import checkpoint
+from fedstill.common.checkpoint import CheckpointError
+
+ARRAYS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "step": np.array(3.0, np.float32)}
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 4, ARRAYS, {"loss": 0.5})
+    arrays, facts = checkpoint.load(tmp_path, 4)
+    assert facts == {"loss": 0.5}
+    assert np.array_equal(arrays["w"], ARRAYS["w"])
+    assert arrays["step"].shape == ()
+
+
+def test_the_last_three_are_kept(tmp_path: Path) -> None:
+    for number in range(6):
+        checkpoint.save(tmp_path, number, ARRAYS, {})
+    assert checkpoint.rounds(tmp_path) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["arrays.safetensors", "facts.json", "sha256.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, name: str, damage: str) -> None:
+    checkpoint.save(tmp_path, 1, ARRAYS, {"round": 1})
+    file = checkpoint.save(tmp_path, 2, ARRAYS, {"round": 2}) / name
+    data = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(data[: len(data) // 2] if damage == "cut" else bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(CheckpointError, match="round-00002"):
+        checkpoint.load(tmp_path, 2)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    number, _, facts, problems = found
+    assert (number, facts) == (1, {"round": 1})
+    assert "round-00002" in problems[0]
+
+
+def test_only_rounds_that_others_hold_too_count(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        checkpoint.save(tmp_path, number, ARRAYS, {})
+    found = checkpoint.newest(tmp_path, {0, 1, 2})
+    assert found is not None
+    assert found[0] == 2
+    assert checkpoint.newest(tmp_path / "none") is None
+
+
+def test_a_full_disk_names_the_file_and_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save(tmp_path, 1, ARRAYS, {"round": 1})
+    write = checkpoint._write
+
+    def to_a_full_disk(path: Path, data: bytes) -> None:
+        if path.name == "arrays.safetensors":
+            path.symlink_to("/dev/full")  # every write there fails as on a full disk
+        write(path, data)
+
+    monkeypatch.setattr(checkpoint, "_write", to_a_full_disk)
+    with pytest.raises(CheckpointError, match=r"round-00002: cannot be written \(No space left.*free some space"):
+        checkpoint.save(tmp_path, 2, ARRAYS, {"round": 2})
+    assert checkpoint.rounds(tmp_path) == [1]
+    assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".draft")]
+
+
+def test_kill_while_writing_never_leaves_half_a_checkpoint(tmp_path: Path) -> None:
+    program = (
+        "import numpy as np, sys, pathlib\n"
+        "from fedstill.common import checkpoint\n"
+        "big = {'w': np.ones(2_000_000, np.float32)}\n"
+        "for number in range(10_000):\n"
+        "    checkpoint.save(pathlib.Path(sys.argv[1]), number, big, {'round': number})\n"
+        "    print(number, flush=True)\n"
+    )
+    for _ in range(3):
+        child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        for _ in range(3):
+            child.stdout.readline()
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        for number in checkpoint.rounds(tmp_path):
+            assert checkpoint.load(tmp_path, number)[1] == {"round": number}
+
+
+def test_a_small_file_is_replaced_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    checkpoint.write_atomically(path, "one")
+    checkpoint.write_atomically(path, "two")
+    assert path.read_text() == "two"
+    assert os.listdir(tmp_path) == ["summary.json"]

@@ -1,0 +1,179 @@
+"""Packing of Asks and Replies: everything comes back as it was, and nothing that does not fit gets in."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from fedstill.common.frames import ASK, CHUNK, HELLO, REPLY, Frame, cut, join
+from fedstill.common.wire import (
+    DTYPES,
+    Ask,
+    Reply,
+    WireError,
+    check_reply,
+    decode,
+    encode,
+    from_records,
+    predictions,
+    same_shapes,
+    to_records,
+)  # fmt: skip
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+ARRAYS = st.dictionaries(
+    st.text(max_size=8),
+    hnp.arrays(st.sampled_from(sorted(DTYPES)), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)),
+    max_size=3,
+)
+
+
+def flat(arrays: dict[str, np.ndarray], facts: dict[str, object]) -> tuple[bytes, memoryview]:
+    head, buffers = encode(arrays, facts)
+    return head, memoryview(b"".join(buffers))
+
+
+def same(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
+    return list(one) == list(two) and all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in zip(one.values(), two.values(), strict=True)
+    )
+
+
+@given(ARRAYS)
+def test_a_frame_gives_back_every_array_bit_by_bit(arrays: dict[str, np.ndarray]) -> None:
+    facts = {"verb": "query.logits", "settings": {"h": 0.25, "names": ["a", "b"], "decay": None}}
+    found, told = decode(*flat(arrays, facts))
+    assert same(arrays, found)
+    assert told == facts
+
+
+@given(ARRAYS)
+def test_flower_records_give_back_the_same(arrays: dict[str, np.ndarray]) -> None:
+    arrays = {f"x{name}": value for name, value in arrays.items()}
+    found, told = from_records(to_records(arrays, {"settings": {"epochs": 3}}))
+    assert same(arrays, found)
+    assert told == {"settings": {"epochs": 3}}
+
+
+def test_types_that_hold_objects_do_not_travel() -> None:
+    with pytest.raises(WireError, match="'x' has type object"):
+        encode({"x": np.array([object()])}, {})
+    head = json.dumps({"arrays": [["x", "object", [1]]]}).encode()
+    with pytest.raises(WireError, match="does not travel"):
+        decode(head, memoryview(b"12345678"))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "body", "reason"),
+    [
+        ([["x", "float32", [3]]], b"1234", "longer than its frame"),
+        ([["x", "float32", [1]]], b"12345", "1 bytes that no array describes"),
+        ([["x", "float32", [-1]]], b"", "does not travel"),
+        ([["x", "float32", [2**40, 2**40]]], b"1234", "longer than its frame"),
+        ([["x", "float32"]], b"", "cannot be read"),
+        ("no list", b"", "cannot be read"),
+    ],
+)
+def test_a_head_that_does_not_fit_its_body_is_refused(arrays: object, body: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        decode(json.dumps({"arrays": arrays}).encode(), memoryview(body))
+
+
+@given(st.binary(max_size=200), st.binary(max_size=50))
+def test_noise_is_refused_and_nothing_else_happens(head: bytes, body: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(head, memoryview(body))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, CHUNK - 100, CHUNK, 3 * CHUNK + 17])
+def test_a_frame_of_any_size_is_cut_and_put_together(size: int) -> None:
+    value = np.arange(size, dtype=np.uint8)
+    messages = list(cut(Frame(ASK, 7, {"a": value, "b": np.float32(2.5).reshape(())}, {"verb": "x"})))
+    assert all(len(message) <= CHUNK for message in messages)
+    counted: list[int] = []
+    frames = list(join([*messages, *messages], 1 << 30, counted.append))
+    assert len(frames) == 2
+    for frame in frames:
+        assert (frame.kind, frame.number, frame.facts) == (ASK, 7, {"verb": "x"})
+        assert np.array_equal(frame.arrays["a"], value)
+        assert frame.arrays["b"].shape == ()
+    assert sum(counted) == 2 * sum(map(len, messages))
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_is_read() -> None:
+    messages = cut(Frame(REPLY, 1, {"a": np.zeros(3 * CHUNK, np.uint8)}))
+    taken: list[int] = []
+    with pytest.raises(WireError, match="more than the 1,048,576 allowed"):
+        list(join(messages, CHUNK, taken.append))
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("change", ["short", "magic", "kind", "cut", "extra"])
+def test_a_stream_out_of_step_is_refused(change: str) -> None:
+    messages = list(cut(Frame(HELLO, 0, {"a": np.zeros(2 * CHUNK, np.uint8)})))
+    if change == "short":
+        messages[0] = messages[0][:10]
+    elif change == "magic":
+        messages[0] = b"HTTP" + messages[0][4:]
+    elif change == "kind":
+        messages[0] = messages[0][:4] + b"\xff" + messages[0][5:]
+    elif change == "cut":
+        messages.pop()
+    else:
+        messages[1] += bytes(2 * CHUNK)
+    with pytest.raises(WireError):
+        list(join(messages, 1 << 30, lambda size: None))
+
+
+@given(st.lists(st.binary(max_size=64), max_size=4))
+def test_noise_on_the_stream_is_refused(messages: list[bytes]) -> None:
+    if messages:
+        with pytest.raises(WireError):
+            list(join(messages, 1 << 20, lambda size: None))
+
+
+def test_an_ask_gives_each_node_the_common_part_and_its_own() -> None:
+    each = {"a": {"weight": 0.25, "mask": np.array([1, 0])}}
+    ask = Ask("train.feedback", {"ensemble": np.zeros(2)}, {"h": 1.0}, each)
+    part = ask.part_for("a")
+    assert (sorted(part.arrays), part.settings) == (["ensemble", "mask"], {"h": 1.0, "weight": 0.25})
+    assert ask.part_for("b").settings == {"h": 1.0}
+
+
+ROWS = np.array([4, 2, 9])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"rows": ROWS, "logits": np.zeros((3, 3))}, r"shape \(3, 3\) instead of \(3, 2\)"),
+        ({"rows": ROWS, "logits": np.zeros((2, 2))}, r"shape \(2, 2\)"),
+        ({"rows": ROWS[::-1].copy(), "logits": np.zeros((3, 2))}, "other items than asked"),
+        ({"rows": ROWS[:2], "logits": np.zeros((2, 2))}, "other items than asked"),
+        ({"logits": np.zeros((3, 2))}, "without `rows`"),
+        ({"rows": ROWS, "logits": np.array([[0, np.nan], [0, 0], [0, 0]])}, "NaN or infinite"),
+        ({"rows": ROWS, "logits": np.array([[0, np.inf], [0, 0], [0, 0]])}, "NaN or infinite"),
+    ],
+)
+def test_predictions_that_cannot_be_used_say_why(arrays: dict[str, np.ndarray], reason: str) -> None:
+    ask = Ask("query.logits", {"rows": ROWS}, check=predictions(ROWS, 2))
+    with pytest.raises(WireError, match=reason):
+        check_reply(ask, Reply("a", arrays))
+
+
+def test_good_predictions_pass() -> None:
+    ask = Ask("query.logits", {"rows": ROWS}, check=predictions(ROWS, 2))
+    check_reply(ask, Reply("a", {"rows": ROWS.copy(), "logits": np.zeros((3, 2), np.float32)}))
+
+
+def test_a_state_of_other_names_or_shapes_is_refused_with_the_list() -> None:
+    ask = Ask("train.local", check=same_shapes({"w": np.zeros((2, 2)), "b": np.zeros(2)}))
+    check_reply(ask, Reply("a", {"w": np.ones((2, 2)), "b": np.ones(2)}))
+    with pytest.raises(
+        WireError, match=r"2 arrays differ.*b missing instead of \(2,\); w \(3, 2\) instead of \(2, 2\)"
+    ):
+        check_reply(ask, Reply("a", {"w": np.ones((3, 2))}))
