@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
 from fedstill.client.session import Door, Session
 from fedstill.common.config import load_run
 from fedstill.common.frames import grpc_options
 from fedstill.common.wire import Ask, Facts, Failure, Reply, from_records, to_records
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
 
 if TYPE_CHECKING:
     from fedstill.server.link import Link

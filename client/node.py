@@ -11,18 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig, SiteConfig
 from fedstill.common.holdings import site_texts
 from fedstill.common.learner import Learner, Practice, Rows
 from fedstill.common.maths.losses import LOSSES, cross_entropy
 from fedstill.common.models import load_model
+from fedstill.common.noise import probability_bias
 from fedstill.common.randomness import derive
 from fedstill.common.tasks import scores
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
-from torch import Tensor
 
 Answer = tuple[Arrays, Facts]
+MOST_NOISE = 100_000_000  # tokens that a site draws for one Ask
 VERBS: dict[str, Callable[[Node, Ask], Answer]] = {}
 
 
@@ -109,6 +112,15 @@ class Node:
         rows = self._public_rows(ask.arrays["rows"])
         logits = self.learner.predict(self.public, rows, bool(ask.settings.get("dropout")))
         return {"rows": rows, "logits": logits}, {"texts": len(self.private)}
+
+    @verb("query.bias")
+    def bias(self, ask: Ask) -> Answer:
+        """B_k on noise texts that are drawn here from the seed (Confident Sinkhorns 5.2); C numbers travel."""
+        seed, count, length = (int(ask.settings[name]) for name in ("seed", "count", "length"))
+        kind = ask.settings.get("noise", "vocabulary")
+        if seed < 0 or not 1 <= count * length <= MOST_NOISE or kind not in ("vocabulary", "words"):
+            raise WireError(f"no noise can be drawn for {dict(ask.settings)}; at most {MOST_NOISE:,} tokens in all")
+        return {"bias": probability_bias(self.learner, seed, count, length, kind)}, {"texts": len(self.private)}
 
     @verb("train.distil")
     def distil(self, ask: Ask) -> Answer:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+
 from fedstill.common.frames import (
     ASK,
     CLOSE,
@@ -27,7 +28,7 @@ from fedstill.common.frames import (
     cut,
     grpc_options,
     join,
-)  # fmt: skip
+)
 from fedstill.common.wire import Ask, Facts, Reply, WireError
 
 
@@ -123,9 +124,11 @@ class Session:
         ask = Ask(str(frame.facts.get("verb")), frame.arrays, dict(frame.facts.get("settings", {})))
         try:
             reply = self.answer(ask)
+            answer = Frame(REPLY, frame.number, reply.arrays, {"metrics": reply.metrics})
+            cut(answer)  # an answer that cannot travel is this Ask's error; while sending it would break the connection
         except Exception as error:  # the coordinator leaves this site out of the step and says why
             return Frame(ERROR, frame.number, facts={"reason": f"{type(error).__name__}: {error}"})
-        return Frame(REPLY, frame.number, reply.arrays, {"metrics": reply.metrics})
+        return answer
 
     def _messages(self, outgoing: queue.SimpleQueue[Frame | None]) -> Iterator[bytes]:
         while (frame := outgoing.get()) is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from fedstill.common.randomness import seeded
 from fedstill.common.tasks import film_reviews
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
-from fedstill.common.wire import Arrays, Facts
 from safetensors import SafetensorError
+
+from fedstill.common.wire import Arrays, Facts
 
 KEEP = 3  # the sites are one round ahead while the server writes, and one may turn out damaged
 _NAME = re.compile(r"^round-(\d+)$")

@@ -37,6 +37,7 @@ class TaskConfig(Section):
     domain: str | None = None
     labels: list[str] | None = None
     label_words: list[str] | None = None
+    coordinates: list[list[float]] | None = None  # a point for each label, where labels are near or far
     metric: str = "accuracy"
     hub: str | None = None
     hub_config: str | None = None
@@ -84,6 +85,7 @@ class ModelConfig(Section):
 
     name: str
     max_length: int = Field(64, ge=4)
+    keep: Literal["start", "end"] = "start"
     lora: LoraConfig | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     device: str = "auto"
@@ -95,6 +97,7 @@ class TrainConfig(Section):
     learning_rate: float = Field(2e-5, gt=0)
     batch_size: int = Field(32, ge=1)
     max_length: int = Field(128, ge=4)
+    keep: Literal["start", "end"] = "start"  # of a text that is longer: a long review tells its verdict at the end
     weight_decay: float = Field(0.0, ge=0)
 
 
@@ -116,6 +119,7 @@ class LearnerConfig(Section):
         return ModelConfig(
             name=self.model,
             max_length=self.max_length or train.max_length,
+            keep=train.keep,
             lora=self.lora,
             precision=self.precision,
             device=self.device,
@@ -166,9 +170,13 @@ class ExchangeConfig(Section):
 
 
 class SimulationConfig(Section):
-    """What one simulated client takes of the machine; `cpus` and `gpus` cap what Ray may use in all."""
+    """What one simulated client takes; `cpus` and `gpus` are what Ray may deal out in all.
 
-    client_cpus: float = Field(1.0, gt=0)
+    Ray's CPUs are shares, not cores: more of them than the machine has lets more clients live at the same time.
+    Flower takes whole CPUs a client, and any share of a GPU.
+    """
+
+    client_cpus: int = Field(1, ge=1)
     client_gpus: float = Field(0.0, ge=0)
     cpus: int | None = Field(None, ge=1)
     gpus: int | None = Field(None, ge=0)
@@ -179,6 +187,7 @@ class ReportConfig(Section):
 
     alone: bool = True
     centralized: bool = True
+    centralized_epochs: int | None = Field(None, ge=1)  # by default as many as a site trains: rounds x local epochs
     evaluate: Literal["rounds", "end"] = "rounds"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from fedstill.common.wire import Arrays, Facts, WireError, chunks, decode, encode
 
 METHOD = "/fedstill.Exchange/Session"
@@ -39,8 +40,8 @@ def grpc_options(keep_alive: float) -> list[tuple[str, int]]:
     """Both ends ping an idle stream, so that a dead peer is noticed and no middlebox forgets the connection."""
     milliseconds = int(keep_alive * 1000)
     return [
-        ("grpc.max_receive_message_length", CHUNK + HEAD_LIMIT),
-        ("grpc.max_send_message_length", CHUNK + HEAD_LIMIT),
+        ("grpc.max_receive_message_length", _PREFIX.size + HEAD_LIMIT + CHUNK),
+        ("grpc.max_send_message_length", _PREFIX.size + HEAD_LIMIT + CHUNK),
         ("grpc.keepalive_time_ms", milliseconds),
         ("grpc.keepalive_timeout_ms", milliseconds // 2),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -49,6 +50,16 @@ def grpc_options(keep_alive: float) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", milliseconds // 4),
         ("grpc.so_reuseport", 0),
     ]
+
+
+def check_travels(frame: Frame, limit: int) -> None:
+    """Refuse a frame that cannot be sent before it is queued: while it is being sent it would break the connection."""
+    head, buffers = encode(frame.arrays, frame.facts)
+    body = sum(len(buffer) for buffer in buffers)
+    if len(head) > HEAD_LIMIT:
+        raise WireError(f"settings or metrics of {len(head):,} bytes, more than {HEAD_LIMIT:,}: send them as an array")
+    if body > limit:
+        raise WireError(f"arrays of {body:,} bytes, more than the {limit:,} allowed; raise exchange.max_frame_mb")
 
 
 def cut(frame: Frame) -> Iterator[bytes]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
+
 from fedstill.common.config import RunConfig, SiteConfig, TaskConfig
 from fedstill.common.data import DataError, Pools, Splits, TextSet, make_splits, partition, public_texts
 from fedstill.common.tasks import Task, TaskError, load_task
-from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from fedstill.common.config import LearnerConfig, TrainConfig
 from fedstill.common.models import Encoded, TextModel
 from fedstill.common.randomness import derive, seeded
 from fedstill.common.wire import Arrays
-from numpy.typing import NDArray
-from torch import Tensor
 
 Rows = NDArray[np.int64]
 Purpose = Literal["local", "distil"]
@@ -132,7 +133,7 @@ class Learner:
         rate = self.rates[purpose]
         if practice.optimizer == "sgd":
             return torch.optim.SGD(self.parameters, lr=rate, weight_decay=self.weight_decay)
-        return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay)
+        return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay, fused=True)
 
     def _set_rate(self, optimizer: torch.optim.Optimizer, purpose: Purpose, practice: Practice, share: float) -> None:
         start, end = practice.decay or (0.0, 0.0)

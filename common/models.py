@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
+
 from fedstill.common.builtin import BUILTINS, Builtin, builtin_folder, builtin_models, quiet
 from fedstill.common.data import Text
 from fedstill.common.randomness import seeded
 from fedstill.common.tasks import Task, hub_reachable
 from fedstill.common.tokens import Encoded, encode
-from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from fedstill.common.config import LoraConfig, ModelConfig
@@ -163,6 +164,7 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
         )
         _check_weights(config.name, net, report)
         _check_tokenizer(config.name, tokenizer, net, config.max_length)
+        tokenizer.truncation_side = "right" if config.keep == "start" else "left"
         if config.lora is not None:
             net = _with_lora(net, config.lora, config.name)
     auto = device.type == "cuda" and torch.cuda.is_bf16_supported()

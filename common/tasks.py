@@ -13,14 +13,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fedstill.common.data import Pools, Text, TextSet
 from numpy.typing import ArrayLike
+
+from fedstill.common.data import Pools, Text, TextSet
 
 if TYPE_CHECKING:
     from fedstill.common.config import TaskConfig
 
 Row = Mapping[str, Any]
+Coordinates = tuple[tuple[float, ...], ...]
 METRICS = ("accuracy", "f1", "f1_macro", "f1_weighted", "mcc")
+
+# Confident Sinkhorns, section 6: where labels lie, for tasks whose labels have these names.
+VALENCE_AROUSAL = {
+    "anger": (-0.4, 0.8),
+    "happiness": (0.9, 0.2),
+    "none": (0.0, 0.0),
+    "sadness": (-0.9, -0.4),
+    "surprise": (0.4, 0.9),
+}
+INFERENCE_TRIANGLE = {
+    "entailment": (1.0, 0.0, 0.0),
+    "neutral": (0.5, 1.0, 0.5),
+    "contradiction": (0.0, 0.0, 1.0),
+}
+
+
+def on_a_line(classes: int) -> Coordinates:
+    """Coordinates 1 to C of ordered labels, such as stars."""
+    return tuple((float(place),) for place in range(1, classes + 1))
 
 
 class TaskError(ValueError):
@@ -39,6 +60,7 @@ class Task:
     label_column: str = "label"
     domain_column: str | None = None
     label_words: tuple[str, ...] = ()
+    coordinates: Coordinates = ()  # where labels are nearer or farther; empty: all are equally far apart
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
@@ -56,6 +78,15 @@ class Task:
             )
         if len(self.text_columns) not in (1, 2):
             raise TaskError(f"task {self.name}: task.text takes one column, or two for pairs, not {self.text_columns}")
+        if self.coordinates and not (
+            len(self.coordinates) == len(set(self.coordinates)) == len(self.labels)
+            and len({len(point) for point in self.coordinates}) == 1
+            and np.isfinite(self.coordinates).all()
+        ):
+            raise TaskError(
+                f"task {self.name}: task.coordinates needs one different point for each of {list(self.labels)}, "
+                f"all with as many numbers, got {[list(point) for point in self.coordinates]}"
+            )
 
 
 TASKS = {
@@ -64,6 +95,7 @@ TASKS = {
         labels=("negative", "positive"),
         title="Film reviews: is the writer for or against? Domains imdb (long) and rotten_tomatoes (short).",
         domain_column="source",
+        coordinates=on_a_line(2),
     )
 }
 
@@ -73,7 +105,8 @@ def load_task(config: TaskConfig) -> tuple[Task, Pools]:
     if config.name in TASKS:
         # Each party may give its own words to a text-to-text model; labels and columns are the task's.
         task = replace(TASKS[config.name], metric=config.metric)
-        return (replace(task, label_words=tuple(config.label_words)) if config.label_words else task), film_reviews()
+        task = replace(task, label_words=tuple(config.label_words)) if config.label_words else task
+        return (replace(task, coordinates=_points(config)) if config.coordinates else task), film_reviews()
     if config.name == "files":
         return _from_files(config)
     if config.name == "hub":
@@ -146,10 +179,15 @@ def _assemble(
         label_column=config.label,
         domain_column=config.domain,
         label_words=tuple(config.label_words or ()),
+        coordinates=_points(config),
     )
     sets = {key: _text_set(rows[key], task, paths[key], labelled=key != "public") for key in rows}
     dropped = {f"blank, {key}": count for key, (_, count) in sets.items()}
     return task, Pools(**{key: texts for key, (texts, _) in sets.items()}, dropped=dropped)
+
+
+def _points(config: TaskConfig) -> Coordinates:
+    return tuple(map(tuple, config.coordinates or ()))
 
 
 def read_rows(path: Path) -> Iterable[Row]:
@@ -274,3 +312,18 @@ def scores(metric: str, labels_true: ArrayLike, outputs: ArrayLike) -> dict[str,
     elif metric != "accuracy":
         raise TaskError(f"metric {metric!r} is not known; choose one of {', '.join(METRICS)}")
     return found
+
+
+def semantic_distance(probabilities: ArrayLike, labels: ArrayLike, coordinates: Coordinates) -> float:
+    """How far the expected label is from the true one, mean over the true labels that occur; lower is better.
+
+    Confident Sinkhorns, section 5.4: e_i = ||sum_c p_ic coord(c) - coord(y_i)||_2, each label counting the same.
+    """
+    outputs, true, points = np.asarray(probabilities, np.float64), np.asarray(labels), np.array(coordinates)
+    if outputs.ndim != 2 or len(true) != len(outputs) or not len(true) or len(points) != outputs.shape[1]:
+        raise TaskError(
+            f"no semantic distance for outputs of shape {outputs.shape}, {true.shape} labels and {len(points)} points; "
+            "task.coordinates needs a point for each label"
+        )
+    distances = np.linalg.norm(outputs @ points - points[true], axis=1)
+    return float(np.mean([distances[true == label].mean() for label in np.unique(true)]))

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedstill.common.data import Text
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fedstill.common.data import Text
 
 CHUNK = 1024
 

@@ -183,13 +183,13 @@ def size_of(arrays: Arrays, facts: Facts) -> int:
 
 
 def chunks(head: bytes, buffers: list[memoryview], prefix: bytes, size: int) -> Iterator[bytes]:
-    """Cut prefix, head and buffers into messages of at most `size` bytes, copying each byte once."""
+    """Cut the buffers into messages of `size` bytes, prefix and head on top of the first, copying each byte once."""
     pending: list[bytes | memoryview] = [prefix, head]
-    room = size - len(prefix) - len(head)
+    room = size
     for buffer in buffers:
         at = 0
         while at < len(buffer):
-            if room <= 0:
+            if room == 0:
                 yield b"".join(pending)
                 pending, room = [], size
             take = min(room, len(buffer) - at)

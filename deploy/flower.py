@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from fedstill.common.config import RunConfig
 
 from fedstill import __version__
+from fedstill.common.config import RunConfig
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -42,7 +42,13 @@ def write_bundle(folder: Path, config: RunConfig, run_folder: str, resume: bool)
     for side in ("server", "client"):
         (package / f"{side}.py").write_text(f"from fedstill.{side} import app as room\n\napp = room.app\n")
     project: dict[str, Any] = {
-        "project": {"name": "fedstill-run", "version": __version__, "license": "Apache-2.0", "dependencies": []},
+        "project": {
+            "name": "fedstill-run",
+            "version": __version__,
+            "description": "A run of fedstill",
+            "license": "Apache-2.0",
+            "dependencies": [],
+        },
         "tool": {
             "flwr": {
                 "app": {
@@ -64,9 +70,13 @@ def write_connection(home: Path, name: str, connection: Mapping[str, Any]) -> No
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": name, name: dict(connection)}}))
 
 
-def start_run(bundle: Path, connection: str, env: Mapping[str, str]) -> int:
+def start_run(
+    bundle: Path, connection: str, env: Mapping[str, str], simulation: Mapping[str, Any] | None = None
+) -> int:
     """`flwr run`: hand the bundle to a SuperLink; the number of the run."""
-    answer = _flwr(["run", str(bundle), connection, "--format", "json"], env)
+    settings = " ".join(f"{name}={value}" for name, value in simulation.items())
+    options = ["--federation-config", settings] if settings else []
+    answer = _flwr(["run", str(bundle), connection, *options, "--format", "json"], env)
     if not answer.get("success", True) or "run-id" not in answer:
         raise FlowerError(f"flwr run {connection}: {answer.get('error-message', answer)}")
     return int(answer["run-id"])

@@ -28,16 +28,14 @@ def check_actors(config: RunConfig) -> None:
     if config.exchange.link != "stream":
         return
     simulation, sites = config.simulation, config.expected_sites
-    cpus = simulation.cpus or os.cpu_count() or 1
-    actors = int(cpus / simulation.client_cpus + 1e-9)
-    cure = f"simulation.client_cpus = {max(0.01, int(100 * cpus / sites) / 100)}"
+    actors = (simulation.cpus or os.cpu_count() or 1) // simulation.client_cpus
+    cure = f"simulation.cpus = {sites * simulation.client_cpus}"
     if simulation.client_gpus > 0:
         import torch
 
         gpus = torch.cuda.device_count() if simulation.gpus is None else simulation.gpus
-        if int(gpus / simulation.client_gpus + 1e-9) < actors:
-            actors = int(gpus / simulation.client_gpus + 1e-9)
-            cure = f"simulation.client_gpus = {int(100 * gpus / sites) / 100}"
+        if (by_gpus := int(gpus / simulation.client_gpus + 1e-9)) < min(actors, sites):
+            actors, cure = by_gpus, f"simulation.client_gpus = {int(100 * gpus / sites) / 100}"
     if actors < sites:
         raise ConfigError(
             f"{sites} sites need {sites} actors, one each for the whole run, and this machine gives {actors}: "
@@ -59,7 +57,8 @@ def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watc
     bundle = flower.write_bundle(folder / "app", config, str(folder), resume)
     with Processes(folder / "logs", env) as processes:
         _start_superlink(processes, home, config, on, certificates)
-        run_id = flower.start_run(bundle, CONNECTION, env)
+        simulation = _simulation_settings(config) if on == "simulation" else {}
+        run_id = flower.start_run(bundle, CONNECTION, env, simulation)
         _follow(folder, processes, lambda: flower.run_status(run_id, CONNECTION, env), watch)
 
 
@@ -79,7 +78,6 @@ def _start_superlink(
         connection["root-certificates"] = str(certificates.authority)
     if on == "simulation":
         command.append("--simulation")
-        connection["options"] = _simulation_options(config)
     else:
         command += ["--fleet-api-address", f"127.0.0.1:{fleet}"]
     flower.write_connection(home, CONNECTION, connection)
@@ -103,17 +101,17 @@ def _start_supernode(
     processes.start(f"site-{name}", [*command, "--node-config", node])
 
 
-def _simulation_options(config: RunConfig) -> dict[str, Any]:
+def _simulation_settings(config: RunConfig) -> dict[str, Any]:
+    """Flower's names for the number of clients and what each takes."""
     simulation = config.simulation
-    limits = {"num-cpus": simulation.cpus, "num-gpus": simulation.gpus}
-    return {
-        "num-supernodes": config.expected_sites,
-        "backend": {
-            "name": "ray",
-            "client-resources": {"num-cpus": simulation.client_cpus, "num-gpus": simulation.client_gpus},
-            "init-args": {name: value for name, value in limits.items() if value is not None},
-        },
+    found = {
+        "num_supernodes": config.expected_sites,
+        "client_resources_num_cpus": simulation.client_cpus,
+        "client_resources_num_gpus": simulation.client_gpus,
+        "init_args_num_cpus": simulation.cpus,
+        "init_args_num_gpus": simulation.gpus,
     }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _follow(folder: Path, processes: Processes, status: Callable[[], str], watch: Watch) -> None:

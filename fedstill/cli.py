@@ -213,7 +213,7 @@ def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
 
     bundle = flower.write_bundle(folder / "app", settings, folder.name, resume)
     env = flower.environment()
-    number = flower.start_run(bundle, on, env)
+    number = flower.start_run(bundle, on, env, {})
     console.print(f"Run {number} started on {on} as {folder.name}; its folder is the coordinator's.", highlight=False)
     console.print(f"Its log: flwr log {number} {on} --stream    To stop it: flwr stop {number} {on}", highlight=False)
     status, shown = "", ""

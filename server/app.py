@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from logging import INFO
 from pathlib import Path
 
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from fedstill import __file__ as package
 from fedstill.common.config import ConfigError, RunConfig, load_run
 from fedstill.common.wire import Facts
 from fedstill.server.link import Link, MessageLink, StreamLink
 from fedstill.server.record import Record
 from fedstill.server.student import Student
 from fedstill.strategies import find_method
-from flwr.app import Context
-from flwr.common.logger import log
-from flwr.serverapp import Grid, ServerApp
-
-from fedstill import __file__ as package
 
 app = ServerApp()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import grpc
+
 from fedstill.common.frames import (
     ASK,
     CLOSE,
@@ -25,10 +26,11 @@ from fedstill.common.frames import (
     REPLY,
     WELCOME,
     Frame,
+    check_travels,
     cut,
     grpc_options,
     join,
-)  # fmt: skip
+)
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
 
 Outbox = queue.SimpleQueue[Frame | None]
@@ -244,15 +246,18 @@ class Exchange:
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         """Put an Ask to each site and yield the answers as they come; whoever is late or gone is a Failure."""
         self._number += 1
-        waiting: dict[str, Seat] = {}
-        for name, ask in parts.items():
-            seat = self.by_name[name]
-            frame = Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings})
+        frames = {
+            name: Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings})
+            for name, ask in parts.items()
+        }
+        for frame in frames.values():
+            check_travels(frame, self.limit)
+        waiting = {name: self.by_name[name] for name in parts}
+        for name, seat in waiting.items():
             with self._lock:
-                seat.unanswered = frame
+                seat.unanswered = frames[name]
                 if seat.outbox is not None:
-                    seat.outbox.put(frame)
-            waiting[name] = seat
+                    seat.outbox.put(frames[name])
         end = time.monotonic() + deadline
         while waiting:
             with contextlib.suppress(queue.Empty):

@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, from_records, size_of, to_records
 from fedstill.server.exchange import Exchange
-from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 
 Admit = Callable[[Facts], str | None]
 Notice = Callable[[str, Facts], None]
@@ -128,8 +129,8 @@ class FlowerLink(Link):
         return JoinError(
             f"{len(self.sites)} of {self.config.expected_sites} sites joined within "
             f"{self.config.exchange.join_deadline:.0f} s; {self._missing()}.{reasons}"
-            "\n  In Flower's simulation every site of a stream needs an actor of its own: lower "
-            'simulation.client_cpus, or set exchange.link = "messages"'
+            "\n  In Flower's simulation every site of a stream needs an actor of its own: raise "
+            'simulation.cpus, or set exchange.link = "messages"'
         )
 
     def _in_order(self, sites: dict[str, Facts]) -> dict[str, Facts]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from fedstill.common.config import RunConfig
 from fedstill.common.data import TextSet
 from fedstill.common.holdings import holdings
@@ -16,7 +18,6 @@ from fedstill.common.models import load_model
 from fedstill.common.randomness import derive
 from fedstill.common.tasks import scores
 from fedstill.common.wire import Arrays
-from torch import Tensor
 
 NAME = "central"
 
@@ -72,13 +73,23 @@ class Student:
     def distil(self, rows: Rows, targets: np.ndarray, loss: str, epochs: int, practice: Practice) -> float:
         """E_d epochs towards the targets on public rows (FedID eq. 7); the last epoch's mean loss."""
         wanted = self._tensor(targets)
+        return self.fit_public(rows, lambda logits, places: LOSSES[loss](logits, wanted[places]), epochs, practice)
+
+    def fit_public(self, rows: Rows, loss: Callable[[Tensor, Rows], Tensor], epochs: int, practice: Practice) -> float:
+        """Epochs down any loss of the logits on public rows and their places among `rows`; the last epoch's mean."""
+        with self._next_place():
+            return self.learner.fit(self.public, rows, loss, epochs, "distil", practice)[-1]
+
+    def fit_labelled(self, epochs: int, practice: Practice) -> float:
+        """Epochs of CE on the server's labelled texts; the last epoch's mean loss."""
+        labels = self.labels.to(self.learner.model.device)
         with self._next_place():
             losses = self.learner.fit(
-                self.public,
-                rows,
-                lambda logits, places: LOSSES[loss](logits, wanted[places]),
+                self.labelled,
+                np.arange(len(self.labelled)),
+                lambda logits, places: cross_entropy(logits, labels[places]),
                 epochs,
-                "distil",
+                "local",
                 practice,
             )
         return losses[-1]

@@ -9,8 +9,9 @@ from fedstill.strategies.base import Method, Params
 from fedstill.strategies.dsfl import DSFL
 from fedstill.strategies.fedavg import FedAvg
 from fedstill.strategies.fedid import FedID
+from fedstill.strategies.sinkhorn import Entropy, Sinkhorn
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (FedID, DSFL, FedAvg)}
+METHODS: dict[str, type[Method]] = {method.name: method for method in (FedID, DSFL, FedAvg, Sinkhorn, Entropy)}
 
 
 def find_method(config: MethodConfig) -> tuple[type[Method], Params]:

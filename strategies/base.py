@@ -7,6 +7,11 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from pydantic import Field
+
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig, Section
 from fedstill.common.learner import Practice
@@ -16,10 +21,6 @@ from fedstill.server.link import Link
 from fedstill.server.record import Record
 from fedstill.server.spending import Spending
 from fedstill.server.student import Student
-from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
-from pydantic import Field
 
 Round = Generator[Ask, list[Reply], Facts]
 
@@ -50,7 +51,7 @@ class Params(Section):
     local_epochs: int = Field(3, ge=1)
     participation: float = Field(1.0, gt=0, le=1)
     optimizer_state: Literal["persistent", "fresh"] = "persistent"
-    schedule: Literal["constant", "call", "run"] = "constant"
+    schedule: Literal["constant", "call", "phase", "run"] = "constant"  # where the rate falls to zero
 
 
 class Method(Strategy):
@@ -105,6 +106,7 @@ class Method(Strategy):
         decay = {
             "constant": None,
             "call": (0.0, 1.0),
+            "phase": (start, end),
             "run": ((done + start) / rounds, (done + end) / rounds),
         }[self.p.schedule]
         return Practice(fresh=self.p.optimizer_state == "fresh", decay=decay)
@@ -230,6 +232,7 @@ class Method(Strategy):
         if self.config.report.centralized and len(self.student.texts.private):
             self._spend_central()
             self._phase = "centralized"
+            epochs = self.config.report.centralized_epochs or epochs
             self.record.event("phase", phase="centralized", epochs=epochs)
             began = time.perf_counter()
             self.centralized = self.student.centralized(epochs, practice)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from fedstill.common.maths.ensemble import by_size, entropy_reduction, mean_predictions, softmax, uniform
 from fedstill.common.wire import Ask, predictions
 from fedstill.strategies.base import Method, Params, Round
-from pydantic import Field
 
 
 class DSFLParams(Params):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
+
+from fedstill.common.learner import Practice
 from fedstill.common.maths.ensemble import by_size, mean_predictions, softmax
 from fedstill.common.wire import Ask, Facts, Reply, predictions
 from fedstill.strategies.base import Method, Params, Round
-from pydantic import Field
 
 
 class FedIDParams(Params):
@@ -50,9 +52,10 @@ class FedID(Method):
         for i, rows in enumerate(batches):  # step 2
             weights = by_size({r.node: r.metrics["texts"] for r in replies})
             ensemble, target = self._combine(replies, weights)  # 2b, eq. 10
-            h, loss = self._central_step(number, i, rows, target)  # 2c, 2d, eqs. 11, 12
+            practice = self.practice(i / len(batches), (i + 1) / len(batches))
+            h, loss = self._central_step(number, i, rows, target, practice)  # 2c, 2d, eqs. 11, 12
             following = batches[i + 1] if i + 1 < len(batches) else None
-            replies = yield self._feedback(rows, following, ensemble, h, weights, (i, len(batches)), sites)  # 2e, 2f
+            replies = yield self._feedback(rows, following, ensemble, h, weights, practice, sites)  # 2e, 2f
             self.record.progress("interactive", i + 1, len(batches), round=number, loss=loss)
         return {"loss": loss}
 
@@ -78,9 +81,10 @@ class FedID(Method):
         votes = {name: np.eye(self.student.classes, dtype=np.float32)[z.argmax(axis=-1)] for name, z in logits.items()}
         return y, mean_predictions(votes, weights)
 
-    def _central_step(self, number: int, i: int, rows: np.ndarray, target: np.ndarray) -> tuple[float, float]:
+    def _central_step(
+        self, number: int, i: int, rows: np.ndarray, target: np.ndarray, practice: Practice
+    ) -> tuple[float, float]:
         """One step of the central model, and h: how much it lowered the loss on a labelled batch."""
-        practice = self.practice()
         if self.p.feedback == "none":
             return 0.0, self.student.step(rows, target, practice)
         query = self.student.draw_labelled(len(rows), number, i)
@@ -95,7 +99,7 @@ class FedID(Method):
         ensemble: np.ndarray,
         h: float,
         weights: dict[str, float],
-        place: tuple[int, int],
+        practice: Practice,
         sites: tuple[str, ...],
     ) -> Ask:
         """One frame: the feedback for this batch and the rows of the next one."""
@@ -105,7 +109,7 @@ class FedID(Method):
             "feedback": self.p.feedback,
             "h": h,
             "dropout": self.p.dropout,
-            **self.told(self.practice(place[0] / place[1], (place[0] + 1) / place[1])),
+            **self.told(practice),
         }
         arrays = {"answered": rows, "ensemble": ensemble}
         check = None

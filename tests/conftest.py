@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fedstill.common.config import RunConfig, load_run
 
 torch.set_num_threads(1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fedstill.client.node import Node
 from fedstill.client.session import Door, Session
 from fedstill.common.config import RunConfig

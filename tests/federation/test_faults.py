@@ -13,15 +13,15 @@ from collections.abc import Callable
 import grpc
 import numpy as np
 import pytest
+
 from fedstill.client.session import Door, Session, SessionRefused
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig
 from fedstill.common.frames import METHOD, REPLY, Frame, cut, grpc_options
-from fedstill.common.wire import Ask, Reply
+from fedstill.common.wire import Ask, Failure, Reply, WireError
 from fedstill.server.exchange import Exchange, ExchangeError
 from fedstill.server.link import JoinError, LocalLink
 from fedstill.strategies.base import QuorumLost
-
 from tests.conftest import without_times
 
 from .conftest import Federation, spoil, streams, with_nan
@@ -261,21 +261,39 @@ def test_malformed_frames_are_refused_with_a_reason(messages: list[bytes]) -> No
     exchange.close({})
 
 
-def test_an_oversized_reply_is_kept_back_and_an_oversized_frame_is_refused() -> None:
-    noted: list[dict[str, object]] = []
-    exchange = Exchange("127.0.0.1:0", lambda f: None, limit=1 << 20, notice=lambda kind, facts: noted.append(facts))
-    _, thread, _ = serve(exchange, limit=1 << 20)
+def test_what_cannot_travel_is_an_error_of_its_ask_and_the_stream_goes_on() -> None:
+    exchange = Exchange("127.0.0.1:0", lambda facts: None, limit=1 << 20)
+    answers = {
+        "number": Reply("echo", {}, {"loss": np.float32(1)}),
+        "type": Reply("echo", {"a": np.zeros(2, np.uint16)}),
+        "size": Reply("echo", {"a": np.zeros(2 << 20, np.uint8)}),
+        "good": Reply("echo", {"a": np.zeros(1 << 20, np.uint8)}),
+    }
+    reasons = {"number": "float32", "type": "uint16, which does not travel", "size": "more than the 1,048,576"}
+    door = Door(f"127.0.0.1:{exchange.port}", exchange.issue_token(1), limit=1 << 20)
+    session = Session(door, {"name": "echo"}, lambda ask: answers[ask.verb])
+    thread = threading.Thread(target=session.serve, daemon=True)
+    thread.start()
     assert exchange.wait_for(1, 10)
-    exchange.by_name["echo"].unanswered = None
-    [outcome] = exchange.deliver({"echo": Ask("x", {"a": np.zeros(1000, np.uint8)})}, 10)
-    assert isinstance(outcome, Reply)
+    for verb, reason in reasons.items():
+        [failure] = exchange.deliver({"echo": Ask(verb)}, 10)
+        assert isinstance(failure, Failure)
+        assert reason in failure.reason
+    with pytest.raises(WireError, match="more than the 1,048,576"):
+        list(exchange.deliver({"echo": Ask("good", {"a": np.zeros(2 << 20, np.uint8)})}, 10))
+    [reply] = exchange.deliver({"echo": Ask("good")}, 10)
+    assert isinstance(reply, Reply)
+    assert session.connections == 1
     exchange.close({})
     thread.join(10)
-    small_door = Exchange("127.0.0.1:0", lambda facts: None, limit=1 << 20)
-    error = call(small_door, list(cut(Frame(REPLY, 1, {"a": np.zeros(2 << 20, np.uint8)}))))
+
+
+def test_an_oversized_frame_is_refused_at_the_door() -> None:
+    exchange = Exchange("127.0.0.1:0", lambda facts: None, limit=1 << 20)
+    error = call(exchange, list(cut(Frame(REPLY, 1, {"a": np.zeros(2 << 20, np.uint8)}))))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "more than the 1,048,576 allowed" in error.details()
-    small_door.close({})
+    exchange.close({})
 
 
 def test_another_public_set_other_labels_and_strangers_are_refused_with_the_difference(

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from fedstill.common.config import RunConfig
 from fedstill.common.learner import Learner, Practice
-from torch import Tensor
 
 from .conftest import Federation
 

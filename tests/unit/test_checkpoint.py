@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fedstill.common import checkpoint
 from fedstill.common.checkpoint import CheckpointError
 

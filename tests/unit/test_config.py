@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from fedstill.common.config import ConfigError, RunConfig, load_run, load_site
 from fedstill.strategies import METHODS, find_method
 

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from fedstill.common.config import DataConfig
 from fedstill.common.data import PARTITIONERS, DataError, Pools, TextSet, make_splits, partition, public_texts
 

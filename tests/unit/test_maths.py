@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from fedstill.common.maths.ensemble import (
     by_size,
     entropy_reduction,

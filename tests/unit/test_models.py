@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import processors
+from torch import Tensor
+
 from fedstill.common import builtin
 from fedstill.common.config import LoraConfig, ModelConfig
 from fedstill.common.models import ModelError, TextModel, builtin_models, load_model, pick_device
 from fedstill.common.tasks import TASKS, Task
-from tokenizers import processors
-from torch import Tensor
 
 FAMILIES = ["tiny-bert", "tiny-roberta", "tiny-xlnet", "tiny-t5"]
 TEXTS = ["A fine film.", "Dull, slow and far too long for the little story that it has to tell.", "", "I liked it !"]

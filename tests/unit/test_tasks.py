@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fedstill.common.config import TaskConfig
 from fedstill.common.tasks import TASKS, Task, TaskError, load_task, scores
 
