@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange clean
+.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ check: lint types ## lint and types
 
 bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's messages; writes bench/exchange.json
 	$(BIN)/python bench/exchange.py
+
+bench-transport: $(READY) ## optimal transport: how near and how fast the solvers are; writes bench/transport.json
+	$(BIN)/python bench/transport.py
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

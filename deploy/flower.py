@@ -70,9 +70,7 @@ def write_connection(home: Path, name: str, connection: Mapping[str, Any]) -> No
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": name, name: dict(connection)}}))
 
 
-def start_run(
-    bundle: Path, connection: str, env: Mapping[str, str], simulation: Mapping[str, Any] | None = None
-) -> int:
+def start_run(bundle: Path, connection: str, env: Mapping[str, str], simulation: Mapping[str, Any]) -> int:
     """`flwr run`: hand the bundle to a SuperLink; the number of the run."""
     settings = " ".join(f"{name}={value}" for name, value in simulation.items())
     options = ["--federation-config", settings] if settings else []

@@ -115,19 +115,19 @@ def results(console: Console, summary: Facts, folder: str) -> None:
     run = f"{summary['method']} ({summary['preset']}), {summary['rounds']} rounds, seed {summary['seed']}"
     table = Table(title=f"{run}: {metric} on {summary['test_texts']} test texts", title_justify="left")
     for column in ("who", "model", "texts", "alone", "after", "sent", "received"):
-        table.add_column(column, justify="left" if column in ("who", "model") else "right")
+        table.add_column(column, justify="left" if column in ("who", "model") else "right", no_wrap=True)
     for name, site in summary["sites"].items():
-        table.add_row(f"site {name}", site["model"], f"{site['texts']:,}",
+        table.add_row(name, site["model"], f"{site['texts']:,}",
                       _score(site["alone"], metric), _score(site["after"], metric),
                       size(site["bytes_up"]), size(site["bytes_down"]))  # fmt: skip
     alone, after = _mean(summary, "alone", metric), _mean(summary, "after", metric)
     table.add_section()
-    table.add_row("mean of the sites", "", "", alone, after, "", "")
-    table.add_row("[bold]central model[/bold]", summary["central"]["model"], "0", "",
+    table.add_row("mean of sites", "", "", alone, after, "", "")
+    table.add_row("[bold]central[/bold]", summary["central"]["model"], "0", "",
                   f"[bold]{_score(summary['central'], metric)}[/bold]", "", "")  # fmt: skip
     if summary["centralized"]:
         texts = sum(site["texts"] for site in summary["sites"].values())
-        table.add_row("all texts in one place", summary["central"]["model"], f"{texts:,}", "",
+        table.add_row("centralized", summary["central"]["model"], f"{texts:,}", "",
                       _score(summary["centralized"], metric), "", "")  # fmt: skip
     console.print(table)
     seconds = summary["seconds"]

@@ -28,6 +28,7 @@ PHASES = {
     "evaluate.alone": "alone",
     "train.local": "local training",
     "query.predictions": "prediction",
+    "query.bias": "noise probing",
     "query.logits": "interactive",
     "train.feedback": "interactive",
     "train.distil": "distillation",

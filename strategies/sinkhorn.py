@@ -24,8 +24,11 @@ AUTHORS = {"weighting": "D", "local_epochs": 10, "pretrain_epochs": 10}
 
 
 class ConfidentParams(Params):
-    """What both distances share. The paper's 100,000 noise texts cost an hour where a model reads 30 a second;
-    2,000 of them are within 2.2 points of the same bias, 19 times in 20."""
+    """What both distances share.
+
+    The paper's 100,000 noise texts take an hour where a model reads 30 a second; 2,000 come within 2.2 points of the
+    same bias 19 times in 20.
+    """
 
     weighting: Literal["A", "D", "U", "E"] = "E"
     local_epochs: int = Field(20, ge=1)
@@ -66,23 +69,21 @@ class ConfidentDistillation(Method):
         raise NotImplementedError
 
     def round(self, number: int) -> Round:
-        rows = self.public_rows
+        rows, classes = self.public_rows, self.student.classes
         if number == 1:
             self._pretrain(rows)  # phase 1 at the server
         trained = yield self.local_training()  # phase 1 at the sites
         sites = tuple(r.node for r in trained)
         biases: dict[str, np.ndarray] = {}
-        if self.p.weighting == "E":
-            probed = yield Ask(
-                "query.bias", {}, self._noise(), to=sites, check=_shares(self.student.classes)
-            )  # phase 2
+        if self.p.weighting == "E":  # phase 2
+            probed = yield Ask("query.bias", settings=self._noise(), to=sites, check=_shares(classes))
             biases = {r.node: r.arrays["bias"] for r in probed}
             sites = tuple(biases)
-        replies = yield Ask(
-            "query.predictions", {"rows": rows}, to=sites, check=predictions(rows, self.student.classes)
-        )  # phase 3
+        # phase 3
+        replies = yield Ask("query.predictions", {"rows": rows}, to=sites, check=predictions(rows, classes))
+        # phase 4
         loss = self.student.fit_public(rows, self._loss(replies, biases), self.p.distill_epochs, self.practice())
-        return {"loss": loss}  # phase 4
+        return {"loss": loss}
 
     def _pretrain(self, rows: Rows) -> None:
         """The central model learns the server's labelled texts; what it then says is kept for good."""

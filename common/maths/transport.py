@@ -17,7 +17,7 @@ Solver = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 SMALLEST = 1e-10  # a probability below counts as 0: far less than any tolerance, and its logarithm hinders convergence
 ANNEALING = 0.25  # eps of each level over that of the one before
-ROUGH = 1e-2  # tolerance of the levels above the last: they only lead to it
+ROUGH = 1e-1  # tolerance of the levels above the last: they only lead to it
 LONGEST = 1024.0  # eps that a Newton step may move a potential
 
 
@@ -93,8 +93,8 @@ def _potential(mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float, mos
 def _solve_level(g: Tensor, mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float, most_steps: int) -> int:
     """Raise the dual in g, in place, until no text misses nu by more than tol; how many still do.
 
-    Sinkhorn's sweep alone stalls where eps is far below the distance of two labels: thousands of sweeps leave a
-    tenth of the mass in the wrong place. Between sweeps goes a Newton step on the dual with f eliminated,
+    Sinkhorn's sweep alone stalls where eps is far below the distance of two labels: at 1e-3 a thousand of them leave
+    a quarter of the texts short of 1e-6, some by 0.1. Between sweeps goes a Newton step on the dual with f eliminated,
     <mu, f(g)> + <nu, g>, for texts that are not there yet; labels are few, so its system is small.
     """
     log_mu, log_nu = mu.log(), nu.log()

@@ -90,8 +90,8 @@ def check_folder(running: Running, summary: dict) -> None:
     card = (run / "central/README.md").read_text()
     assert "| south | roberta |" in card
     output = running.output()
-    assert "mean of the sites" in output
-    assert "central model" in output
+    assert "mean of sites" in output
+    assert "centralized" in output
     assert str(run.name) in output
     shown = subprocess.run(
         [COMMAND, "show", "latest", "--json"], cwd=running.folder, capture_output=True, text=True, check=True

@@ -42,7 +42,7 @@ def test_an_epoch_is_plain_adamw_over_shuffled_batches() -> None:
     learner, texts = make()
     other, _ = make()
     losses = fit(learner, texts, 2, Practice(fresh=True, decay=(0.0, 1.0)), 1, 0)
-    optimizer = torch.optim.AdamW(other.parameters, lr=1e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(other.parameters, lr=1e-3, weight_decay=0.0, fused=True)
     with other.at(1, 0):
         other.model.train()
         done, means = 0, []

@@ -43,7 +43,7 @@ def test_distances_in_the_plane_and_in_space() -> None:
 
 @pytest.mark.parametrize(("outputs", "labels"), [([[1.0, 0.0]], [0]), ([[0.2] * 5], [0, 1]), (np.empty((0, 5)), [])])
 def test_what_does_not_fit_is_refused(outputs: list[list[float]], labels: list[int]) -> None:
-    with pytest.raises(TaskError, match="task.coordinates needs a point for each label"):
+    with pytest.raises(TaskError, match=r"task\.coordinates needs a point for each label"):
         semantic_distance(outputs, labels, STARS)
 
 

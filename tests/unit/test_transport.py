@@ -123,9 +123,7 @@ def test_the_gradient_is_that_of_finite_differences_along_the_simplex(support: s
 def test_the_gradient_through_softmax_is_that_of_logits() -> None:
     logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True)
     nu, cost = draw(5, texts=6)[1], cost_matrix(SUPPORTS["emotions"])
-    assert torch.autograd.gradcheck(
-        lambda z: log_sinkhorn(z.softmax(-1), nu, cost, 0.05, tol=1e-12), logits, atol=1e-5
-    )
+    assert torch.autograd.gradcheck(lambda z: log_sinkhorn(z.softmax(-1), nu, cost, 0.05, tol=1e-12), logits, atol=1e-5)
 
 
 def test_sure_answers_have_values_and_gradients() -> None:
@@ -159,7 +157,9 @@ def test_symmetry_and_scaling(p: list[float], q: list[float], eps: float, factor
 def test_geomloss_is_on_the_way_to_the_exact_value_and_nearer_when_it_anneals_slowly() -> None:
     points = SUPPORTS["stars"]
     mu, nu = (x.float() for x in draw(5))
-    truth = exact(mu.double() / mu.double().sum(-1, keepdim=True), nu.double() / nu.double().sum(-1, keepdim=True), points)
+    truth = exact(
+        mu.double() / mu.double().sum(-1, keepdim=True), nu.double() / nu.double().sum(-1, keepdim=True), points
+    )
     quick, slow = (
         (geomloss_sinkhorn(mu, nu, points, blur=1e-3, scaling=scaling) - truth).abs().mean() for scaling in (0.5, 0.9)
     )
@@ -186,7 +186,7 @@ def test_the_solver_follows_from_the_support() -> None:
 
 def test_what_cannot_be_solved_says_so() -> None:
     mu, nu = draw(5, texts=8)
-    with pytest.raises(ValueError, match="w1_1d needs labels on one line.*log_sinkhorn"):
+    with pytest.raises(ValueError, match=r"w1_1d needs labels on one line.*log_sinkhorn"):
         w1_1d(mu, nu, SUPPORTS["emotions"])
     with pytest.raises(ValueError, match="eps = 0 must be above 0"):
         log_sinkhorn(mu, nu, cost_matrix(SUPPORTS["stars"]), 0)
