@@ -53,6 +53,7 @@ check: lint types ## lint and types
 
 bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's messages; writes bench/exchange.json
 	$(BIN)/python bench/exchange.py
+	$(BIN)/python bench/interactive.py
 
 bench-transport: $(READY) ## optimal transport: how near and how fast the solvers are; writes bench/transport.json
 	$(BIN)/python bench/transport.py

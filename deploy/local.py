@@ -46,6 +46,8 @@ def check_actors(config: RunConfig) -> None:
 def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watch, secure: bool = False) -> None:
     """Start the processes, run, and end them all; returns only if the run really finished."""
     find_method(config.method)
+    if not config.sites:
+        raise ConfigError("sites: the run names no sites; write a [[sites]] table with a name and a model for each")
     if on == "simulation":
         check_actors(config)
     home = folder / "flower"

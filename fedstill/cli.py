@@ -182,6 +182,8 @@ def _launch(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) ->
 
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "launch.json", json.dumps({"on": on, "tls": tls}))
+    if not resume:
+        write_atomically(folder / "config.toml", settings.to_toml())
     if on in ("local", "simulation"):
         _point_latest(folder)
         _run_here(settings, folder, on, resume=resume, tls=tls)
@@ -209,7 +211,9 @@ def _run_here(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) 
 
 def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
     """On a SuperLink that runs elsewhere; its record lies with the coordinator, under the run's name."""
+    from fedstill.common.checkpoint import write_atomically
     from fedstill.deploy import flower
+    from fedstill.deploy.local import RunFailed
 
     bundle = flower.write_bundle(folder / "app", settings, folder.name, resume)
     env = flower.environment()
@@ -225,7 +229,9 @@ def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
         if not status.startswith("finished"):
             time.sleep(5)
     if status != "finished:completed":
-        raise RuntimeError(f"run {number} on {on} ended as {status}; see: flwr log {number} {on} --show")
+        raise RunFailed(f"run {number} on {on} ended as {status}; see: flwr log {number} {on} --show")
+    reason = f"its results lie with the coordinator of {on}, in the folder {folder.name} of its runs"
+    write_atomically(folder / "summary.json", json.dumps({"status": "finished elsewhere", "reason": reason}))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -70,7 +70,7 @@ class Screen:
             return f"run [bold]{event['run']}[/bold]: {event['method']}" + (" (resumed)" if event["resume"] else "")
         if kind == "joining":
             self._move("waiting for the sites to load their models and join", None, None)
-            return f"asking {event['nodes']} nodes to join; stream at {event['address']}"
+            return f"waiting for {event['sites']} sites; stream at {event['address']}"
         if kind == "joined":
             named = ", ".join(f"{n} ({f['family']}, {f['texts']} texts)" for n, f in event["sites"].items())
             return f"joined: {named}"
@@ -111,7 +111,7 @@ def results(console: Console, summary: Facts, folder: str) -> None:
     if summary["status"] != "finished":
         console.print(f"[red]{summary['status']}[/red]: {summary.get('reason', '')}", highlight=False)
         return
-    metric = next((name for name in summary["central"] if name not in ("family", "model", "accuracy")), "accuracy")
+    metric = next((name for name in summary["central"] if name != "accuracy"), "accuracy")
     run = f"{summary['method']} ({summary['preset']}), {summary['rounds']} rounds, seed {summary['seed']}"
     table = Table(title=f"{run}: {metric} on {summary['test_texts']} test texts", title_justify="left")
     for column in ("who", "model", "texts", "alone", "after", "sent", "received"):
@@ -123,15 +123,15 @@ def results(console: Console, summary: Facts, folder: str) -> None:
     alone, after = _mean(summary, "alone", metric), _mean(summary, "after", metric)
     table.add_section()
     table.add_row("mean of sites", "", "", alone, after, "", "")
-    table.add_row("[bold]central[/bold]", summary["central"]["model"], "0", "",
+    table.add_row("[bold]central[/bold]", summary["central_model"]["model"], "0", "",
                   f"[bold]{_score(summary['central'], metric)}[/bold]", "", "")  # fmt: skip
     if summary["centralized"]:
         texts = sum(site["texts"] for site in summary["sites"].values())
-        table.add_row("centralized", summary["central"]["model"], f"{texts:,}", "",
+        table.add_row("centralized", summary["central_model"]["model"], f"{texts:,}", "",
                       _score(summary["centralized"], metric), "", "")  # fmt: skip
     console.print(table)
     seconds = summary["seconds"]
-    title = f"{seconds['total']:.0f} s in all, {seconds['setup']:.0f} s of them until every site had joined"
+    title = f"{seconds['total']:.0f} s in all, {seconds['set-up']:.0f} s of them until every site had joined"
     clock = Table(title=title, title_justify="left")
     for column in ("phase", "seconds", "sites compute", "central computes", "exchange"):
         clock.add_column(column, justify="left" if column == "phase" else "right")

@@ -260,17 +260,18 @@ class Exchange:
                     seat.outbox.put(frames[name])
         end = time.monotonic() + deadline
         while waiting:
-            with contextlib.suppress(queue.Empty):
-                seat, frame = self._arrivals.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
-                if frame.number == self._number and waiting.pop(seat.name, None) is not None:
-                    yield _outcome(seat.name, frame)
-                continue
             for name in list(waiting):
                 reason = self._given_up(waiting[name], end, deadline)
                 if reason is not None:
                     with self._lock:
                         waiting.pop(name).unanswered = None
                     yield Failure(name, reason)
+            if not waiting:
+                return
+            with contextlib.suppress(queue.Empty):
+                seat, frame = self._arrivals.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
+                if frame.number == self._number and waiting.pop(seat.name, None) is not None:
+                    yield _outcome(seat.name, frame)
 
     def _given_up(self, seat: Seat, end: float, deadline: float) -> str | None:
         now = time.monotonic()

@@ -87,26 +87,34 @@ class FlowerLink(Link):
         self.sites = {}
         self._joins: dict[str, int] = {}  # id of a join message -> node
         self._errors: dict[int, str] = {}  # node -> why its join failed
+        self._invited: set[int] = set()
+        self.node_of: dict[str, int] = {}  # of the sites that have joined
 
-    def _send_joins(self, facts: Callable[[int], Facts]) -> None:
-        """A join message to every node that is connected, once enough are."""
-        wanted, end = self.config.expected_sites, time.monotonic() + self.config.exchange.join_deadline
+    def _invite(self, facts: Callable[[int], Facts]) -> None:
+        """A join message to every node that has come since the last time."""
+        come = sorted(set(self.grid.get_node_ids()) - self._invited)
+        common = {"config": self.config.to_json(), "run": self.run}
+        ttl = self.config.exchange.session_hours * 3600
+        messages = [Message(to_records({}, {**common, **facts(node)}), node, "query.join", ttl=ttl) for node in come]
+        if messages:
+            self._joins.update(zip(self.grid.push_messages(messages), come, strict=True))
+            self._invited.update(come)
+
+    def _wait_for_joins(self, facts: Callable[[int], Facts], joined: Callable[[], dict[str, Facts]]) -> None:
+        """Invite nodes until every site of the run has joined; say who has not when time is up or all hope is gone."""
+        wanted = self.config.expected_sites
         if wanted == 0:
             raise JoinError("the run names no sites: write [[sites]] tables, or set exchange.sites to their number")
-        nodes = sorted(self.grid.get_node_ids())
-        while len(nodes) < wanted:
-            if time.monotonic() > end:
-                raise JoinError(
-                    f"{len(nodes)} of {wanted} SuperNodes are connected after "
-                    f"{self.config.exchange.join_deadline:.0f} s ({self._missing()}): "
-                    "start the others, or raise exchange.join_deadline"
-                )
-            time.sleep(POLL)
-            nodes = sorted(self.grid.get_node_ids())
-        ttl = self.config.exchange.session_hours * 3600
-        common = {"config": self.config.to_json(), "run": self.run}
-        messages = [Message(to_records({}, {**common, **facts(node)}), node, "query.join", ttl=ttl) for node in nodes]
-        self._joins = dict(zip(self.grid.push_messages(messages), nodes, strict=True))
+        end = time.monotonic() + self.config.exchange.join_deadline
+        while True:
+            self._invite(facts)
+            self.sites = self._in_order(joined())
+            if len(self.sites) >= wanted:
+                return
+            hopeful = set(self._joins.values()) | set(self.node_of.values())
+            if time.monotonic() > end or (self._errors and len(hopeful) < wanted):
+                raise self._join_error()
+            time.sleep(POLL / 2)
 
     def _pull_joins(self) -> Iterator[tuple[int, RecordDict]]:
         """The joins that were answered meanwhile; errors are kept by node."""
@@ -127,8 +135,9 @@ class FlowerLink(Link):
     def _join_error(self) -> JoinError:
         reasons = "".join(f"\n  a site said: {reason}" for reason in self._errors.values())
         return JoinError(
-            f"{len(self.sites)} of {self.config.expected_sites} sites joined within "
-            f"{self.config.exchange.join_deadline:.0f} s; {self._missing()}.{reasons}"
+            f"{len(self.sites)} of {self.config.expected_sites} sites joined (exchange.join_deadline is "
+            f"{self.config.exchange.join_deadline:.0f} s, {len(self._invited)} SuperNodes are connected); "
+            f"{self._missing()}.{reasons}"
             "\n  In Flower's simulation every site of a stream needs an actor of its own: raise "
             'simulation.cpus, or set exchange.link = "messages"'
         )
@@ -166,18 +175,16 @@ class StreamLink(FlowerLink):
         host = self.config.exchange.listen.rpartition(":")[0]
         address = self.config.exchange.advertise or f"{host}:{self.exchange.port}"
         door = {"address": address, "secure": self.exchange.secure, "link": "stream"}
-        end = time.monotonic() + self.config.exchange.join_deadline
-        self._send_joins(lambda node: {**door, "token": self.exchange.issue_token(node)})
-        self.notice("joining", {"nodes": len(self._joins), "address": address})
-        wanted = self.config.expected_sites
-        while not self.exchange.wait_for(wanted, POLL):
+        self.notice("joining", {"sites": self.config.expected_sites, "address": address})
+
+        def joined() -> dict[str, Facts]:
             for _ in self._pull_joins():
                 pass
-            seated = {name: seat.greeting for name, seat in list(self.exchange.by_name.items())}
-            self.sites = self._in_order(seated)
-            if time.monotonic() > end or len(self._joins) < wanted:
-                raise self._join_error()
-        self.sites = self._in_order({name: seat.greeting for name, seat in self.exchange.by_name.items()})
+            seats = dict(self.exchange.by_name)
+            self.node_of = {name: seat.node_id for name, seat in seats.items()}
+            return {name: seat.greeting for name, seat in seats.items()}
+
+        self._wait_for_joins(lambda node: {**door, "token": self.exchange.issue_token(node)}, joined)
         self._watched_at = time.monotonic()
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
@@ -201,14 +208,12 @@ class MessageLink(FlowerLink):
 
     def __init__(self, grid: Grid, config: RunConfig, run: str, admit: Admit, notice: Notice) -> None:
         super().__init__(grid, config, run, admit, notice)
-        self.node_of: dict[str, int] = {}
         self._bytes: dict[str, list[int]] = {}
         self._number = 0
-        end = time.monotonic() + config.exchange.join_deadline
-        self._send_joins(lambda node: {"link": "messages"})
-        self.notice("joining", {"nodes": len(self._joins), "address": "Flower messages"})
         greeted: dict[str, Facts] = {}
-        while len(greeted) < config.expected_sites:
+        notice("joining", {"sites": config.expected_sites, "address": "Flower messages"})
+
+        def joined() -> dict[str, Facts]:
             for node, content in self._pull_joins():
                 facts = from_records(content)[1]
                 reason = admit(facts)
@@ -218,11 +223,9 @@ class MessageLink(FlowerLink):
                 else:
                     self._errors[node] = reason
                     notice("refused", {"site": facts.get("name"), "reason": reason})
-            self.sites = self._in_order(greeted)
-            if len(greeted) < config.expected_sites:
-                if time.monotonic() > end or len(greeted) + len(self._joins) < config.expected_sites:
-                    raise self._join_error()
-                time.sleep(POLL)
+            return greeted
+
+        self._wait_for_joins(lambda node: {"link": "messages"}, joined)
         self._bytes = {name: [0, 0] for name in self.sites}
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:

@@ -41,7 +41,7 @@ class Spending:
             "total": self.total,
             "compute": kinds["sites"] + kinds["central"],
             "exchange": kinds["exchange"],
-            "setup": self.setup,
+            "set-up": self.setup,
         }
         return {kind: round(value, 3) for kind, value in found.items()}
 

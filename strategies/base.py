@@ -283,18 +283,17 @@ class Method(Strategy):
             "rounds": self.config.rounds,
             "link": self.config.exchange.link,
             "test_texts": len(self.student.test_texts),
-            "central": {
+            "central": self._central(),
+            "central_model": {
                 "family": self.student.learner.model.family,
                 "model": _short(self.config.central.model),
-                **self._central(),
             },
             "sites": sites,
             "centralized": self.centralized,
             "seconds": self.spending.seconds(),
             "phases": self.spending.phases,
         }
-        scores_only = {**facts, "central": self._central()}
-        self.record.save_central(self.student.learner.model, scores_only)
+        self.record.save_central(self.student.learner.model, facts)
         self.record.summary(facts)
         self.record.event("run_finished", central=facts["central"], seconds=facts["seconds"])
         return facts

@@ -76,7 +76,7 @@ def test_real_processes_end_with_the_very_same_weights(
 def check_folder(running: Running, summary: dict) -> None:
     """One folder with everything in it, and a table on the screen."""
     assert {"status", "method", "preset", "seed", "central", "sites", "centralized", "seconds"} <= set(summary)
-    assert set(summary["seconds"]) == {"total", "compute", "exchange", "setup"}
+    assert set(summary["seconds"]) == {"total", "compute", "exchange", "set-up"}
     assert {"family", "alone", "after", "bytes_up", "bytes_down"} <= set(summary["sites"]["north"])
     assert summary["sites"]["south"]["family"] == "roberta"
     run = running.run
@@ -140,26 +140,26 @@ def test_the_simulation_refuses_too_few_actors_before_it_starts(fedstill: Start,
     assert not (running.run / "logs").exists()
 
 
+def start_superlink_and_nodes(processes: Processes, home: Path, nodes: int) -> None:
+    """A federation by Flower's own commands, and the connection to it under its name."""
+    port, fleet = free_port(), free_port()
+    flower.write_connection(home, CONNECTION, {"address": f"127.0.0.1:{port}", "insecure": True})
+    command = ["flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--host", "127.0.0.1"]
+    processes.start("superlink", [*command, "--port", str(port), "--fleet-api-address", f"127.0.0.1:{fleet}"])
+    processes.wait_for_port("superlink", fleet, 60)
+    for number in range(nodes):
+        command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{fleet}", "--host", "127.0.0.1"]
+        where = ["--port", str(free_port()), "--node-config", f"partition-id={number}"]
+        processes.start(f"site-{number}", [*command, *where])
+
+
 def test_plain_flwr_run_works_on_a_connection_by_name(tmp_path: Path, small_file: Path) -> None:
     """`flwr run . NAME`, as somebody does who knows Flower and not fedstill."""
     home, runs = tmp_path / "flower", tmp_path / "runs"
     env = flower.environment(home)
     env.update(FEDSTILL_STATE=str(tmp_path / "sites"), FEDSTILL_RUNS=str(runs), OMP_NUM_THREADS="1")
-    port, fleet = free_port(), free_port()
-    flower.write_connection(home, CONNECTION, {"address": f"127.0.0.1:{port}", "insecure": True})
     with Processes(tmp_path / "logs", env) as processes:
-        processes.start(
-            "superlink",
-            ["flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--host", "127.0.0.1",
-             "--port", str(port), "--fleet-api-address", f"127.0.0.1:{fleet}"],
-        )  # fmt: skip
-        processes.wait_for_port("superlink", fleet, 60)
-        for number in range(2):
-            processes.start(
-                f"site-{number}",
-                ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{fleet}", "--host", "127.0.0.1",
-                 "--port", str(free_port()), "--node-config", f"partition-id={number}"],
-            )  # fmt: skip
+        start_superlink_and_nodes(processes, home, nodes=2)
         settings = f'config="{small_file}" run-folder="by-hand"'
         done = subprocess.run(
             ["flwr", "run", ".", CONNECTION, "--run-config", settings, "--stream"],
@@ -179,6 +179,26 @@ def test_a_run_that_fails_exits_with_1_and_the_reason(fedstill: Start, small_fil
     assert "not joined: south" in output
     assert running.summary()["status"] == "failed"
     assert nobody_left(running.folder)
+
+
+def test_a_site_that_never_comes_is_named_after_the_deadline(tmp_path: Path, small_file: Path) -> None:
+    """Two sites in the run, one SuperNode started."""
+    home, runs = tmp_path / "flower", tmp_path / "runs"
+    env = flower.environment(home)
+    env.update(FEDSTILL_STATE=str(tmp_path / "sites"), FEDSTILL_RUNS=str(runs), OMP_NUM_THREADS="1")
+    with Processes(tmp_path / "logs", env) as processes:
+        start_superlink_and_nodes(processes, home, nodes=1)
+        done = subprocess.run(
+            [COMMAND, "run", str(small_file), "--on", CONNECTION, "--set", "exchange.join_deadline=25"],
+            cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "finished:failed" in done.stderr
+    [folder] = [entry for entry in runs.iterdir() if (entry / "summary.json").is_file()]
+    reason = json.loads((folder / "summary.json").read_text())["reason"]
+    assert "1 of 2 sites joined" in reason
+    assert "not joined: south" in reason
+    assert "1 SuperNodes are connected" in reason
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
