@@ -24,11 +24,15 @@ def join(message: Message, context: Context) -> Message:
     _, facts = from_records(message.content)
     config = load_run(str(facts["config"]))
     site = find_site(config, context)
-    node = Node(config, site, str(facts["run"]), state_root(site))
-    if facts["link"] == "messages":
+    try:
+        node = Node(config, site, str(facts["run"]), state_root(site))
+        door = None if facts["link"] == "messages" else _door(config, site, facts)
+    except Exception as error:
+        raise RuntimeError(f"site {site.name}: {error}") from error
+    if door is None:
         node.forget_work()
         return Message(to_records({}, node.greeting()), reply_to=message)
-    session = Session(_door(config, site, facts), node.greeting(), node.answer)
+    session = Session(door, node.greeting(), node.answer)
     end = session.serve()
     log(INFO, "site %s: session over, %s", site.name, end)
     traffic = {"bytes_up": session.bytes_out, "bytes_down": session.bytes_in, "connections": session.connections}

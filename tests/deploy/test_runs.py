@@ -175,8 +175,8 @@ def test_a_run_that_fails_exits_with_1_and_the_reason(fedstill: Start, small_fil
     running = fedstill("run", str(small_file), "--set", "sites.south.model=/nowhere/model")
     assert running.finish() == 1
     output = running.output()
-    assert "model folder /nowhere/model: is not there" in output
-    assert "not joined: south" in output
+    assert "site south: model folder /nowhere/model: is not there" in output
+    assert "south" in output[output.index("not joined: ") :]
     assert running.summary()["status"] == "failed"
     assert nobody_left(running.folder)
 
