@@ -19,7 +19,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig
 from fedstill.deploy import flower
-from fedstill.deploy.local import CONNECTION
 from fedstill.deploy.processes import Processes, free_port
 from tests.conftest import without_times
 from tests.federation.conftest import Federation
@@ -28,6 +27,7 @@ from .conftest import COMMAND, Running, nobody_left
 
 Start = Callable[..., Running]
 ROOT = Path(__file__).resolve().parents[2]
+NAME = "coordinator"
 
 
 def weights_of(run: Path) -> str:
@@ -143,7 +143,7 @@ def test_the_simulation_refuses_too_few_actors_before_it_starts(fedstill: Start,
 def start_superlink_and_nodes(processes: Processes, home: Path, nodes: int) -> None:
     """A federation by Flower's own commands, and the connection to it under its name."""
     port, fleet = free_port(), free_port()
-    flower.write_connection(home, CONNECTION, {"address": f"127.0.0.1:{port}", "insecure": True})
+    flower.write_connection(home, NAME, {"address": f"127.0.0.1:{port}", "insecure": True})
     command = ["flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--host", "127.0.0.1"]
     processes.start("superlink", [*command, "--port", str(port), "--fleet-api-address", f"127.0.0.1:{fleet}"])
     processes.wait_for_port("superlink", fleet, 60)
@@ -162,7 +162,7 @@ def test_plain_flwr_run_works_on_a_connection_by_name(tmp_path: Path, small_file
         start_superlink_and_nodes(processes, home, nodes=2)
         settings = f'config="{small_file}" run-folder="by-hand"'
         done = subprocess.run(
-            ["flwr", "run", ".", CONNECTION, "--run-config", settings, "--stream"],
+            ["flwr", "run", ".", NAME, "--run-config", settings, "--stream"],
             cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -189,7 +189,7 @@ def test_a_site_that_never_comes_is_named_after_the_deadline(tmp_path: Path, sma
     with Processes(tmp_path / "logs", env) as processes:
         start_superlink_and_nodes(processes, home, nodes=1)
         done = subprocess.run(
-            [COMMAND, "run", str(small_file), "--on", CONNECTION, "--set", "exchange.join_deadline=25"],
+            [COMMAND, "run", str(small_file), "--on", NAME, "--set", "exchange.join_deadline=25"],
             cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
         assert done.returncode == 1
