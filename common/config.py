@@ -341,7 +341,7 @@ def _keys_at(kind: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
         if nested is None:
             return []
         fields = nested.model_fields
-    return list(fields)
+    return [field.alias or name for name, field in fields.items()]
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:

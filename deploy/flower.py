@@ -76,7 +76,8 @@ def start_run(bundle: Path, connection: str, env: Mapping[str, str], simulation:
     options = ["--federation-config", settings] if settings else []
     answer = _flwr(["run", str(bundle), connection, *options, "--format", "json"], env)
     if not answer.get("success", True) or "run-id" not in answer:
-        raise FlowerError(f"flwr run {connection}: {answer.get('error-message', answer)}")
+        said = " ".join(str(answer.get("error-message", answer)).split())
+        raise FlowerError(f"flwr run {connection}: {said}")
     return int(answer["run-id"])
 
 

@@ -23,6 +23,15 @@ class RunFailed(RuntimeError):
     """The run did not finish; the text says why, as far as it is known."""
 
 
+def check_run(config: RunConfig, on: str) -> None:
+    """What can be known to be wrong before anything is started or written."""
+    find_method(config.method)
+    if not config.sites and on in ("local", "simulation"):
+        raise ConfigError("sites: the run names no sites; write a [[sites]] table with a name and a model for each")
+    if on == "simulation":
+        check_actors(config)
+
+
 def check_actors(config: RunConfig) -> None:
     """A session of the simulation holds its actor: refuse to start a run that would wait for one for ever."""
     if config.exchange.link != "stream":
@@ -45,11 +54,6 @@ def check_actors(config: RunConfig) -> None:
 
 def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watch, secure: bool = False) -> None:
     """Start the processes, run, and end them all; returns only if the run really finished."""
-    find_method(config.method)
-    if not config.sites:
-        raise ConfigError("sites: the run names no sites; write a [[sites]] table with a name and a model for each")
-    if on == "simulation":
-        check_actors(config)
     home = folder / "flower"
     env = flower.environment(home)
     env.update(FEDSTILL_STATE=str(folder / "sites"), OMP_NUM_THREADS=env.get("OMP_NUM_THREADS", "1"))

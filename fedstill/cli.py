@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -146,17 +147,15 @@ def methods(as_json: Json = False) -> None:
             "paper": method.paper,
             "presets": list(method.presets),
             "models": "the same everywhere" if method.needs_same_models else "any mix",
-            "parameters": {name: field.default for name, field in method.parameters.model_fields.items()},
+            "parameters": method.parameters().model_dump(mode="json", by_alias=True),
         }
         for method in METHODS.values()
     ]
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    for row in rows:
-        row["presets"] = ", ".join(row["presets"])
-        row["parameters"] = ", ".join(row["parameters"])
-    _table(["name", "paper", "presets", "models", "parameters"], rows)
+    _table(["name", "paper", "presets", "models"], [{**row, "presets": ", ".join(row["presets"])} for row in rows])
+    console.print("Parameters with their defaults: fedstill methods --json; what each does: docs/METHODS.md")
 
 
 @app.command()
@@ -179,7 +178,9 @@ def tasks(as_json: Json = False) -> None:
 
 def _launch(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) -> None:
     from fedstill.common.checkpoint import write_atomically
+    from fedstill.deploy.local import check_run
 
+    check_run(settings, on)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "launch.json", json.dumps({"on": on, "tls": tls}))
     if not resume:
@@ -217,7 +218,12 @@ def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
 
     bundle = flower.write_bundle(folder / "app", settings, folder.name, resume)
     env = flower.environment()
-    number = flower.start_run(bundle, on, env, {})
+    try:
+        number = flower.start_run(bundle, on, env, {})
+    except flower.FlowerError:
+        if not resume:
+            shutil.rmtree(folder)
+        raise
     console.print(f"Run {number} started on {on} as {folder.name}; its folder is the coordinator's.", highlight=False)
     console.print(f"Its log: flwr log {number} {on} --stream    To stop it: flwr stop {number} {on}", highlight=False)
     status, shown = "", ""

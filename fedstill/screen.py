@@ -99,6 +99,8 @@ class Screen:
     def _move(self, text: str, done: int | None, total: int | None) -> None:
         if self.bar is not None:
             note = "" if total is None else f"{done}/{total} batches"
+            if text != self.bar.tasks[0].description:
+                self.bar.reset(self.task)  # a phase has a clock of its own
             self.bar.update(self.task, description=text, completed=done or 0, total=total, note=note)
 
 

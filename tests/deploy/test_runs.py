@@ -137,7 +137,7 @@ def test_the_simulation_refuses_too_few_actors_before_it_starts(fedstill: Start,
     assert running.finish(60) == 1
     assert "2 sites need 2 actors" in running.output()
     assert "set simulation.cpus = 2" in running.output()
-    assert not (running.run / "logs").exists()
+    assert not (running.folder / "runs").exists()
 
 
 def start_superlink_and_nodes(processes: Processes, home: Path, nodes: int) -> None:
