@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig, SiteConfig
 from fedstill.common.holdings import site_texts
 from fedstill.common.learner import Learner, Practice, Rows
-from fedstill.common.maths.losses import LOSSES, cross_entropy
+from fedstill.common.maths.feedback import exact_surrogate, scalar_surrogate
+from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entropy
+from fedstill.common.maths.weights import class_losses, mean_entropy
 from fedstill.common.models import load_model
 from fedstill.common.noise import probability_bias
 from fedstill.common.randomness import derive
@@ -104,7 +107,15 @@ class Node:
             self.learner.load_weights(ask.arrays)
         losses = self._train_privately(int(ask.settings["epochs"]), _practice(ask))
         metrics = {"texts": len(self.private), "loss": losses[-1], "losses": losses}
+        if ask.settings.get("describe") and len(self.private):
+            metrics.update(self._described())
         return (self.learner.weights() if ask.settings.get("send_weights") else {}), metrics
+
+    @verb("train.weights")
+    def take_over(self, ask: Ask) -> Answer:
+        """Be the model that comes back, such as FedDF's prototype."""
+        self.learner.load_weights(ask.arrays)
+        return {}, {}
 
     @verb("query.predictions")
     def predictions(self, ask: Ask) -> Answer:
@@ -122,16 +133,25 @@ class Node:
             raise WireError(f"no noise can be drawn for {dict(ask.settings)}; at most {MOST_NOISE:,} tokens in all")
         return {"bias": probability_bias(self.learner, seed, count, length, kind)}, {"texts": len(self.private)}
 
+    @verb("query.counts")
+    def counts(self, ask: Ask) -> Answer:
+        """n_kc: how many private texts of each class, zeros included (FedKD); C numbers travel."""
+        counts = torch.bincount(self.labels, minlength=len(self.task.labels))
+        return {"counts": counts.cpu().numpy()}, {"texts": len(self.private)}
+
     @verb("train.distil")
     def distil(self, ask: Ask) -> Answer:
-        """E_d epochs towards the given targets on public rows (eq. 8)."""
+        """E_d epochs towards the given targets on public rows (eq. 8), among the private texts if asked (Cronus)."""
         rows = self._public_rows(ask.arrays["rows"])
         targets = self._targets(ask.arrays["targets"], len(rows))
-        loss = LOSSES[ask.settings["loss"]]
+        if ask.settings.get("private"):
+            losses = self._train_on_both(rows, targets, int(ask.settings["epochs"]), _practice(ask))
+            return {}, {"texts": len(self.private), "loss": losses[-1]}
+        loss, temperature = LOSSES[ask.settings["loss"]], float(ask.settings.get("temperature", 1.0))
         losses = self.learner.fit(
             self.public,
             rows,
-            lambda logits, places: loss(logits, targets[places]),
+            lambda logits, places: loss(logits / temperature, targets[places]),
             int(ask.settings["epochs"]),
             "distil",
             _practice(ask),
@@ -226,8 +246,26 @@ class Node:
             practice,
         )
 
+    def _train_on_both(self, rows: Rows, targets: Tensor, epochs: int, practice: Practice) -> list[float]:
+        """Soft CE on private and public texts shuffled together; a private text's target is its label."""
+        wanted = torch.cat([one_hot(self.labels, len(self.task.labels)).to(targets), targets])
+        return self.learner.fit(
+            self.private.followed_by(self.public),
+            np.concatenate([np.arange(len(self.private)), len(self.private) + rows]),
+            lambda logits, places: soft_cross_entropy(logits, wanted[places]),
+            epochs,
+            "local",
+            practice,
+        )
+
+    def _described(self) -> Facts:
+        """How the model fits the private texts, in a few numbers (AdaFD)."""
+        logits, labels = self.learner.predict(self.private, np.arange(len(self.private))), self.labels.cpu().numpy()
+        found = {"entropy": mean_entropy(logits), "class_losses": class_losses(logits, labels)}
+        return {**found, "f1_weighted": scores("f1_weighted", labels, logits)["f1_weighted"]}
+
     def _feedback_step(self, pending: Pending, ask: Ask) -> float:
-        """g_distill + g_feedback, in the scalar form: CE(y, f_k) + w_k h CE(f_k, argmax z_k)."""
+        """g_distill + g_feedback: CE(y, f_k) + lambda w_k <G, f_k>, or the scalar lambda w_k h CE(f_k, argmax z_k)."""
         logits = pending.logits
         if logits is None:  # another process predicted it: the same weights at the same place give the same graph
             with self.learner.at(*pending.place):
@@ -235,9 +273,12 @@ class Node:
         loss = torch.zeros((), device=logits.device)
         if ask.settings["distil"]:
             loss = loss + LOSSES[ask.settings["loss"]](logits, self._targets(ask.arrays["ensemble"], len(logits)))
+        share = float(ask.settings["weight"]) * float(ask.settings.get("lambda", 1.0))
         if ask.settings["feedback"] == "scalar":
-            own = cross_entropy(logits, logits.detach().argmax(dim=-1))
-            loss = loss + float(ask.settings["weight"]) * float(ask.settings["h"]) * own
+            loss = loss + scalar_surrogate(logits, share * float(ask.settings["h"]))
+        elif ask.settings["feedback"] == "exact":
+            told = self._targets(ask.arrays["feedback"], len(logits))
+            loss = loss + share * exact_surrogate(logits, told, ask.settings["feedback_of"])
         self.learner.one_step(loss, "distil", _practice(ask))
         return float(loss.detach())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from fedstill.common.config import RunConfig
 from fedstill.common.data import TextSet
 from fedstill.common.holdings import holdings
 from fedstill.common.learner import Learner, Practice, Rows
+from fedstill.common.maths.feedback import Jacobian, directional_derivative, exact_feedback
 from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entropy
-from fedstill.common.models import load_model
+from fedstill.common.models import Encoded, load_model
 from fedstill.common.randomness import derive
 from fedstill.common.tasks import scores
 from fedstill.common.wire import Arrays
@@ -102,6 +104,37 @@ class Student:
             self.learner.one_step(loss, "distil", practice)
         return float(loss.detach())
 
+    def step_with_feedback(
+        self,
+        rows: Rows,
+        targets: np.ndarray,
+        query: Rows,
+        practice: Practice,
+        eta: float,
+        dropout: bool,
+        jacobian: Jacobian,
+    ) -> tuple[Tensor, float]:
+        """One plain gradient step as in `step`, and G = dL_val / dy through it (FedID eq. 14, factored)."""
+        model, place = self.learner.model, self._place
+        trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        old = {name: value.detach().clone() for name, value in trained.items()}
+        loss = self.step(rows, targets, practice)
+        with self._next_place():  # v, at the new weights
+            logits = self.learner.logits(self.labelled, query, dropout)
+            value = cross_entropy(logits, self.labels.to(logits.device)[query])
+            found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+        v = {n: torch.zeros_like(old[n]) if g is None else g for n, g in zip(trained, found, strict=True)}
+        model.train()  # as in `step`, whose dropout mask the same place draws again
+        batch = self.public.batch(rows)
+        derivative = directional_derivative(
+            lambda theta: torch.func.functional_call(model, theta, (batch,)).log_softmax(dim=-1),
+            old,
+            v,
+            jacobian,
+            lambda: self.learner.at(*place),
+        )
+        return exact_feedback(derivative, eta), loss
+
     def validate(self, rows: Rows, dropout: bool) -> float:
         """L_val: CE on rows of the server's labelled texts (FedID eq. 12)."""
         with self._next_place(), torch.inference_mode():
@@ -125,18 +158,46 @@ class Student:
     def centralized(self, epochs: int, practice: Practice) -> dict[str, float]:
         """The yardstick: the same model trained on everybody's private texts in one place, then tested."""
         learner = self._new_learner()
-        private = self.texts.private
-        labels = self._labels_of(private).to(learner.model.device)
         with learner.at("centralized"):
+            self._fit_private(learner, epochs, practice)
+        return self._test(learner)
+
+    def fit_private(self, epochs: int, practice: Practice) -> float:
+        """Epochs of CE on everybody's private texts, where the run holds them; the last epoch's mean loss."""
+        with self._next_place():
+            return self._fit_private(self.learner, epochs, practice)[-1]
+
+    @cached_property
+    def private(self) -> Encoded:
+        """Everybody's private texts; empty where the sites bring their own."""
+        return self.learner.model.encode(self.texts.private.texts)
+
+    def _fit_private(self, learner: Learner, epochs: int, practice: Practice) -> list[float]:
+        labels = self._labels_of(self.texts.private).to(learner.model.device)
+        return learner.fit(
+            self.private,
+            np.arange(len(self.private)),
+            lambda logits, places: cross_entropy(logits, labels[places]),
+            epochs,
+            "local",
+            practice,
+        )
+
+    def reference(self, epochs: int) -> np.ndarray:
+        """Logits on all public rows of the same model as new, trained on nothing but the server's labelled texts."""
+        learner, labels = self._new_learner(), self.labels.to(self.learner.model.device)
+        with learner.at("reference"):
             learner.fit(
-                learner.model.encode(private.texts),
-                np.arange(len(private)),
+                self.labelled,
+                np.arange(len(self.labelled)),
                 lambda logits, places: cross_entropy(logits, labels[places]),
                 epochs,
                 "local",
-                practice,
+                Practice(fresh=True),
             )
-        return self._test(learner)
+            found = learner.predict(self.public, np.arange(len(self.public)))
+        self.learner.compute_seconds += learner.compute_seconds
+        return found
 
     def weights(self) -> Arrays:
         """The central model's weights, as they travel."""

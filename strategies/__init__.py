@@ -5,13 +5,28 @@ from __future__ import annotations
 import difflib
 
 from fedstill.common.config import ConfigError, MethodConfig, check
+from fedstill.strategies.adafd import AdaFD
 from fedstill.strategies.base import Method, Params
+from fedstill.strategies.bounds import Centralized, Isolated
+from fedstill.strategies.cronus import Cronus
 from fedstill.strategies.dsfl import DSFL
 from fedstill.strategies.fedavg import FedAvg
+from fedstill.strategies.feddf import FedDF
+from fedstill.strategies.feded import FedED
 from fedstill.strategies.fedid import FedID
+from fedstill.strategies.fedkd import FedKD
+from fedstill.strategies.fedmd import FedMD
+from fedstill.strategies.logit_fedavg import LogitFedAvg
+from fedstill.strategies.mhat import MHAT
 from fedstill.strategies.sinkhorn import Entropy, Sinkhorn
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (FedID, DSFL, FedAvg, Sinkhorn, Entropy)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        *(FedID, AdaFD, DSFL, FedAvg, FedDF, FedED, FedKD, MHAT, FedMD, Cronus, LogitFedAvg, Sinkhorn, Entropy),
+        *(Isolated, Centralized),
+    )
+}
 
 
 def find_method(config: MethodConfig) -> tuple[type[Method], Params]:

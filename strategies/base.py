@@ -29,6 +29,8 @@ PHASES = {
     "train.local": "local training",
     "query.predictions": "prediction",
     "query.bias": "noise probing",
+    "query.counts": "class counts",
+    "train.weights": "weights back",
     "query.logits": "interactive",
     "train.feedback": "interactive",
     "train.distil": "distillation",
@@ -212,7 +214,7 @@ class Method(Strategy):
         families = {name: str(facts.get("model")) for name, facts in self.link.sites.items()}
         if self.needs_same_models and len({*families.values(), _short(self.config.central.model)}) > 1:
             raise ValueError(
-                f"{self.name} averages weights, so the central model and every site must be the same model; "
+                f"{self.name} exchanges weights, so the central model and every site must be the same model; "
                 f"central: {self.config.central.model}, sites: {families}. Exchange predictions to mix models"
             )
 

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedstill.common.maths.ensemble import by_size, entropy_reduction, mean_predictions, softmax, uniform
+from fedstill.common.maths.ensemble import by_size, entropy_reduction, softmax, uniform
+from fedstill.common.maths.robust import Aggregation, combine
 from fedstill.common.wire import Ask, predictions
 from fedstill.strategies.base import Method, Params, Round
 
@@ -19,6 +20,7 @@ class DSFLParams(Params):
     era_input: Literal["probs", "logits"] = "probs"
     target: Literal["soft", "hard"] = "soft"
     weights: Literal["uniform", "size"] = "uniform"
+    aggregation: Aggregation = "mean"  # the others count every site once
 
 
 class DSFL(Method):
@@ -50,10 +52,9 @@ class DSFL(Method):
         )
         sizes = {r.node: r.metrics["texts"] for r in replies}
         weights = by_size(sizes) if self.p.weights == "size" else uniform(list(sizes))
-        said = {
-            r.node: softmax(r.arrays["logits"]) if self.p.era_input == "probs" else r.arrays["logits"] for r in replies
-        }
-        targets = entropy_reduction(mean_predictions(said, weights), self.p.temperature)
+        probs = self.p.era_input == "probs"
+        said = {r.node: softmax(r.arrays["logits"]) if probs else r.arrays["logits"] for r in replies}
+        targets = entropy_reduction(combine(said, weights, self.p.aggregation, probs), self.p.temperature)
         practice, loss = self.practice(), self.p.target
         distilled = self.student.distil(rows, targets, loss, self.p.distill_epochs, practice)
         settings = {"loss": loss, "epochs": self.p.distill_epochs, **self.told(practice)}

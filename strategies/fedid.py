@@ -2,27 +2,60 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+import torch
+from pydantic import ConfigDict, Field, model_validator
 
 from fedstill.common.learner import Practice
 from fedstill.common.maths.ensemble import by_size, mean_predictions, softmax
+from fedstill.common.maths.feedback import Jacobian, through_softmax
 from fedstill.common.wire import Ask, Facts, Reply, predictions
 from fedstill.strategies.base import Method, Params, Round
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class FedIDParams(Params):
     """Eqs. 10 to 15. `votes` (authors' code) has the server learn the sites' weighted hard votes instead of eq. 11."""
 
+    model_config = ConfigDict(populate_by_name=True)
+
     distill_epochs: int = Field(3, ge=1)
-    feedback: Literal["none", "scalar"] = "scalar"
+    feedback: Literal["none", "scalar", "scalar_eval", "exact"] = "scalar"
+    lambda_: NotNegative | Literal["1/eta"] = Field(
+        1.0, alias="lambda"
+    )  # 1/eta: as if eta, which is in h and G, were 1
+    jacobian: Jacobian = "auto"  # of `exact`: by forward mode, or by two more forward passes
+    server_optimizer: Literal["adamw", "sgd"] = "adamw"
     distil: bool = True  # off: the ablation without g_distill
     average: Literal["probabilities", "logits"] = "probabilities"
     target: Literal["soft", "votes"] = "soft"
     dropout: bool = False  # predict and validate in train mode, as the authors' code does
     batch_size: int | None = Field(None, ge=1)  # public texts an exchange; by default the central model's batch
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> FedIDParams:
+        if self.feedback == "exact" and self.server_optimizer != "sgd":
+            raise ValueError(
+                "feedback = 'exact' is the derivative through one plain gradient step of the central model, and AdamW "
+                "takes another one; set server_optimizer = 'sgd' as well (with a larger central.distill_rate), or "
+                "feedback = 'scalar'"
+            )
+        if self.feedback == "none" and not self.distil:
+            raise ValueError("feedback = 'none' with distil = false leaves the sites nothing to learn; change one")
+        return self
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What the central step tells the sites: h, or the matrix G."""
+
+    scale: float  # lambda
+    h: float = 0.0
+    matrix: np.ndarray | None = None
 
 
 class FedID(Method):
@@ -43,6 +76,14 @@ class FedID(Method):
     }
     p: FedIDParams
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if self.p.feedback != "none" and not len(self.student.labelled):
+            raise ValueError(
+                "fedid's feedback is measured on the server's labelled texts, and data.labelled is 0; give it some, "
+                "or set method.feedback = 'none'"
+            )
+
     def round(self, number: int) -> Round:
         trained = yield self.local_training()  # step 1
         sites = tuple(r.node for r in trained)
@@ -53,9 +94,9 @@ class FedID(Method):
             weights = by_size({r.node: r.metrics["texts"] for r in replies})
             ensemble, target = self._combine(replies, weights)  # 2b, eq. 10
             practice = self.practice(i / len(batches), (i + 1) / len(batches))
-            h, loss = self._central_step(number, i, rows, target, practice)  # 2c, 2d, eqs. 11, 12
+            back, loss = self._central_step(number, i, rows, ensemble, target, practice)  # 2c, 2d, eqs. 11, 12
             following = batches[i + 1] if i + 1 < len(batches) else None
-            replies = yield self._feedback(rows, following, ensemble, h, weights, practice, sites)  # 2e, 2f
+            replies = yield self._feedback(rows, following, ensemble, back, weights, practice, sites)  # 2e, 2f
             self.record.progress("interactive", i + 1, len(batches), round=number, loss=loss)
         return {"loss": loss}
 
@@ -82,22 +123,39 @@ class FedID(Method):
         return y, mean_predictions(votes, weights)
 
     def _central_step(
-        self, number: int, i: int, rows: np.ndarray, target: np.ndarray, practice: Practice
-    ) -> tuple[float, float]:
-        """One step of the central model, and h: how much it lowered the loss on a labelled batch."""
-        if self.p.feedback == "none":
-            return 0.0, self.student.step(rows, target, practice)
-        query = self.student.draw_labelled(len(rows), number, i)
-        old = self.student.validate(query, self.p.dropout)
-        loss = self.student.step(rows, target, practice)
-        return old - self.student.validate(query, self.p.dropout), loss
+        self, number: int, i: int, rows: np.ndarray, ensemble: np.ndarray, target: np.ndarray, practice: Practice
+    ) -> tuple[Feedback, float]:
+        """One step of the central model, and what it says of the target: how it moved the loss on a labelled batch."""
+        student, mode = self.student, self.p.feedback
+        practice = replace(practice, optimizer=self.p.server_optimizer)
+        eta = student.learner.rates["distil"] * (1.0 - (practice.decay or (0.0,))[0])
+        scale = 1.0 / eta if self.p.lambda_ == "1/eta" else self.p.lambda_
+        if mode == "none":
+            return Feedback(scale), student.step(rows, target, practice)
+        query = student.draw_labelled(len(rows), number, i)
+        if mode == "exact":
+            matrix, loss = student.step_with_feedback(
+                rows, target, query, practice, eta, self.p.dropout, self.p.jacobian
+            )
+            if self._feedback_of == "logits":
+                matrix = through_softmax(matrix, torch.from_numpy(ensemble).to(matrix))
+            return Feedback(scale, matrix=matrix.cpu().numpy()), loss
+        dropout = self.p.dropout and mode == "scalar"
+        old = student.validate(query, dropout)
+        loss = student.step(rows, target, practice)
+        return Feedback(scale, old - student.validate(query, dropout)), loss
+
+    @property
+    def _feedback_of(self) -> str:
+        """What G differentiates by. A vote stands in for the site's probabilities (straight-through)."""
+        return "logits" if self.p.average == "logits" and self.p.target == "soft" else "probabilities"
 
     def _feedback(
         self,
         rows: np.ndarray,
         following: np.ndarray | None,
         ensemble: np.ndarray,
-        h: float,
+        back: Feedback,
         weights: dict[str, float],
         practice: Practice,
         sites: tuple[str, ...],
@@ -106,12 +164,16 @@ class FedID(Method):
         settings: Facts = {
             "distil": self.p.distil,
             "loss": "soft" if self.p.target == "soft" else "hard",
-            "feedback": self.p.feedback,
-            "h": h,
+            "feedback": "scalar" if self.p.feedback == "scalar_eval" else self.p.feedback,
+            "h": back.h,
+            "lambda": back.scale,
+            "feedback_of": self._feedback_of,
             "dropout": self.p.dropout,
             **self.told(practice),
         }
         arrays = {"answered": rows, "ensemble": ensemble}
+        if back.matrix is not None:
+            arrays["feedback"] = back.matrix
         check = None
         if following is not None:
             arrays["rows"] = following

@@ -31,8 +31,16 @@ def softmax(logits: Matrix, temperature: float = 1.0) -> Matrix:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True), np.float32)
 
 
-def mean_predictions(predictions: Mapping[str, Matrix], weights: Mapping[str, float]) -> Matrix:
-    """z = sum_k w_k z_k, summed in the order of `weights` so that the order of arrival cannot matter (eq. 10)."""
+def by_class(counts: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float64]]:
+    """w_kc = n_kc / sum_k n_kc over who answered (FedKD); equal shares of a class that none of them holds."""
+    total = np.sum(list(counts.values()), axis=0)
+    return {name: np.where(total > 0, held / np.maximum(total, 1), 1.0 / len(counts)) for name, held in counts.items()}
+
+
+def mean_predictions(
+    predictions: Mapping[str, Matrix], weights: Mapping[str, float] | Mapping[str, NDArray[np.float64]]
+) -> Matrix:
+    """z = sum_k w_k z_k, in the order of `weights`, not of arrival (eq. 10); C weights a site count class by class."""
     total = sum(weights[name] * predictions[name].astype(np.float64) for name in weights)
     return np.asarray(total, dtype=np.float32)
 

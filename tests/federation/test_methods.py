@@ -49,7 +49,7 @@ def test_fedavg_is_the_mean_by_size_of_what_the_sites_trained(federation: Make, 
 
 
 def test_fedavg_refuses_different_models(federation: Make, small: Small) -> None:
-    with pytest.raises(ValueError, match=r"averages weights, so .* must be the same model.*tiny-roberta"):
+    with pytest.raises(ValueError, match=r"exchanges weights, so .* must be the same model.*tiny-roberta"):
         federation(small("method.name=fedavg")).run()
 
 

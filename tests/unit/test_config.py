@@ -90,7 +90,7 @@ def test_a_site_file_is_read_by_the_same_rules(tmp_path: Path) -> None:
 
 def test_a_method_its_preset_and_its_parameters_are_checked() -> None:
     with pytest.raises(ConfigError, match="did you mean 'fedid'"):
-        find_method(RunConfig.model_validate({"method": {"name": "fedd"}}).method)
+        find_method(RunConfig.model_validate({"method": {"name": "fediid"}}).method)
     with pytest.raises(ConfigError, match="known: paper, authors_code"):
         find_method(RunConfig.model_validate({"method": {"name": "fedid", "preset": "mine"}}).method)
     with pytest.raises(ConfigError, match="distil_epochs: unknown key; did you mean 'distill_epochs'"):

@@ -1,0 +1,77 @@
+"""Rules that make one prediction of many: sites x texts x classes in, texts x classes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.common.maths.ensemble import Matrix, mean_predictions
+
+Aggregation = Literal["mean", "median", "trimmed", "cronus"]
+Stack = NDArray[np.float32]
+
+SPREAD = 1.4826  # times the median distance from the median is the standard deviation of a normal sample
+
+
+def combine(
+    predictions: Mapping[str, Matrix],
+    weights: Mapping[str, float],
+    rule: Aggregation = "mean",
+    probabilities: bool = False,
+) -> Matrix:
+    """One prediction of the sites in `weights`, by the rule; with `probabilities` each text's sum is 1 again.
+
+    Only `mean` uses the weights: under the other rules each site counts once, whatever size it claims.
+    """
+    if rule == "mean":
+        return mean_predictions(predictions, weights)
+    found = RULES[rule](np.stack([predictions[name] for name in weights]))
+    return found / found.sum(axis=-1, keepdims=True) if probabilities else found
+
+
+def median(stack: Stack) -> Matrix:
+    """The middle of what the sites say, number by number."""
+    return np.asarray(np.median(stack, axis=0), np.float32)
+
+
+def trimmed_mean(stack: Stack, share: float = 0.2) -> Matrix:
+    """The mean without the `share` highest and lowest, at least one of each while a site remains, number by number."""
+    sites = len(stack)
+    cut = min(max(1, int(share * sites)), (sites - 1) // 2)
+    return np.asarray(np.sort(stack.astype(np.float64), axis=0)[cut : sites - cut].mean(axis=0), np.float32)
+
+
+def cronus(stack: Stack, bound: float = 4.0) -> Matrix:
+    """The mean of what the filter of Diakonikolas et al. keeps of each text's predictions."""
+    kept = cronus_filter(stack, bound)[..., None]
+    return np.asarray((stack * kept).sum(axis=0, dtype=np.float64) / kept.sum(axis=0), np.float32)
+
+
+def cronus_filter(stack: Stack, bound: float = 4.0) -> NDArray[np.bool_]:
+    """Which sites stay on which text (sites x texts).
+
+    While the variance along the top direction of the centred predictions is large, the one farthest out on it goes.
+    Large is more than `bound` times the variance that their median distance from the median tells; a majority stays.
+    """
+    sites, texts = stack.shape[:2]
+    points = stack.astype(np.float64).transpose(1, 0, 2)  # texts x sites x classes
+    kept = np.ones((texts, sites), bool)
+    for _ in range((sites - 1) // 2):
+        count = kept.sum(axis=1)
+        centre = (points * kept[..., None]).sum(axis=1) / count[:, None]
+        centred = (points - centre[:, None]) * kept[..., None]
+        values, vectors = np.linalg.eigh(centred.transpose(0, 2, 1) @ centred / count[:, None, None])
+        along = np.where(kept, (centred @ vectors[..., -1:])[..., 0], np.nan)
+        distance = np.abs(along - np.nanmedian(along, axis=1, keepdims=True))
+        usual = (SPREAD * np.nanmedian(distance, axis=1)) ** 2
+        large = values[:, -1] > np.maximum(bound * usual, 1e-12)
+        if not large.any():
+            break
+        kept[large, np.nanargmax(distance, axis=1)[large]] = False
+    return kept.T
+
+
+RULES: dict[str, Callable[[Stack], Matrix]] = {"median": median, "trimmed": trimmed_mean, "cronus": cronus}

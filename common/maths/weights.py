@@ -1,0 +1,77 @@
+"""Weights of sites by how well they fit their own texts (AdaFD, section V.A): always over the sites that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float32]
+Losses = Mapping[str, float]
+Rule = Callable[[Losses], dict[str, float]]
+
+SMALLEST = 1e-12  # a loss of nothing at all would have a reciprocal of infinity
+
+
+def rnwc(losses: Losses, epsilon: float = 0.0) -> dict[str, float]:
+    """w_k = (1 / l_k) / sum_j (1 / l_j) (eq. 6); the authors' code adds epsilon to each loss."""
+    return normalised({name: 1.0 / max(loss + epsilon, SMALLEST) for name, loss in losses.items()})
+
+
+def enwc(losses: Losses, beta: float = 5.0) -> dict[str, float]:
+    """w_k = exp(-beta l_k) / sum_j exp(-beta l_j) (eq. 7)."""
+    least = min(losses.values())
+    return normalised({name: float(np.exp(-beta * (loss - least))) for name, loss in losses.items()})
+
+
+def normalised(shares: Mapping[str, float]) -> dict[str, float]:
+    """Shares as weights that sum to one."""
+    total = sum(shares.values())
+    if not (np.isfinite(total) and total > 0 and min(shares.values()) >= 0):
+        raise ValueError(f"these are no weights: {dict(shares)}")
+    return {name: share / total for name, share in shares.items()}
+
+
+def per_class(
+    losses: Mapping[str, Sequence[float | None]], overall: Losses, rule: Rule
+) -> dict[str, NDArray[np.float64]]:
+    """The rule for each class by itself: C weights a site.
+
+    A site that has no text of a class (None) has no say in it, unless nobody has one: then overall losses count.
+    """
+    classes = len(next(iter(losses.values())))
+    found = {name: np.zeros(classes) for name in losses}
+    for c in range(classes):
+        known = {name: loss for name, row in losses.items() if (loss := row[c]) is not None}
+        for name, weight in rule(known or overall).items():
+            found[name][c] = weight
+    return found
+
+
+def best_beta(candidates: Mapping[float, Matrix], reference: NDArray[np.floating]) -> float:
+    """The beta whose ensemble logits have the least CE(reference, softmax(zhat)); the smaller one of two equals."""
+    costs = {beta: -(reference * log_probabilities(zhat)).sum(axis=-1).mean() for beta, zhat in candidates.items()}
+    return min(sorted(costs), key=lambda beta: costs[beta])
+
+
+# --- what a site says of itself ---
+
+
+def log_probabilities(logits: Matrix) -> NDArray[np.float64]:
+    """log softmax of each row."""
+    z = logits.astype(np.float64)
+    z -= z.max(axis=-1, keepdims=True)
+    return np.asarray(z - np.log(np.exp(z).sum(axis=-1, keepdims=True)))
+
+
+def mean_entropy(logits: Matrix) -> float:
+    """Entropy of the predictions, mean over texts, in nats."""
+    said = log_probabilities(logits)
+    return float(-(np.exp(said) * said).sum(axis=-1).mean())
+
+
+def class_losses(logits: Matrix, labels: NDArray[np.int64]) -> list[float | None]:
+    """Mean CE of the texts of each class; None where there is none."""
+    losses = -log_probabilities(logits)[np.arange(len(labels)), labels]
+    return [float(losses[labels == c].mean()) if (labels == c).any() else None for c in range(logits.shape[1])]

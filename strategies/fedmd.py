@@ -1,0 +1,58 @@
+"""FedMD. Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", 2019."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedstill.common.maths.ensemble import softmax
+from fedstill.common.randomness import derive
+from fedstill.strategies.base import Round
+from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, names
+
+
+class FedMDParams(EnsembleParams):
+    """`distill_epochs` are those of digest, `local_epochs` those of revisit."""
+
+    weights: Literal["size", "uniform"] = "uniform"
+    warmup_epochs: int = Field(3, ge=1)  # on the private texts, once
+    subset: int = Field(5000, ge=1)  # public texts drawn for a round, or all if there are fewer
+    loss: Literal["l1", "kl"] = "l1"
+
+
+class FedMD(EnsembleMethod):
+    """Sites digest their mean scores, then revisit their texts. The central model (ours) learns the same scores."""
+
+    name = "fedmd"
+    paper = "Li and Wang 2019"
+    parameters = FedMDParams
+    presets: ClassVar = {"paper": {}, "authors_code": {}}
+    p: FedMDParams
+
+    def round(self, number: int) -> Round:
+        sites = self.participants
+        if number == 1:  # step 1, for those too that are drawn for later rounds only
+            warm = replace(self.local_training(), to=tuple(self.link.sites))
+            warmed = yield replace(warm, settings={**warm.settings, "epochs": self.p.warmup_epochs})
+            sites = tuple(name for name in names(warmed) if name in sites)
+        rows = self._subset(number)
+        replies = yield self.ask_predictions(rows, sites)  # communicate
+        scores = self.mean_logits(replies)  # aggregate
+        targets = scores if self.p.loss == "l1" else softmax(scores)
+        digested = yield self.distil_at_sites(rows, targets, self.p.loss, names(replies))  # digest
+        revisited = yield replace(self.local_training(), to=names(digested))  # revisit
+        return {
+            "loss": self.distil_at_server(rows, targets, self.p.loss),
+            "site_loss": float(np.mean([r.metrics["loss"] for r in revisited])),
+        }
+
+    def _subset(self, number: int) -> np.ndarray:
+        """The round's public rows, drawn from the seed."""
+        everything = self.public_rows
+        if self.p.subset >= len(everything):
+            return everything
+        rng = np.random.default_rng(derive(self.config.seed, "public subset", number))
+        return np.sort(rng.choice(everything, self.p.subset, replace=False))

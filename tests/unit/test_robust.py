@@ -1,0 +1,94 @@
+"""Aggregation rules and class weights on numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstill.common.maths.ensemble import by_class, mean_predictions
+from fedstill.common.maths.robust import RULES, Aggregation, combine, cronus, cronus_filter, median, trimmed_mean
+
+# five sites, one text, two classes; the last one lies
+SAID = np.array([[[0.70, 0.30]], [[0.80, 0.20]], [[0.75, 0.25]], [[0.65, 0.35]], [[0.0, 1.0]]], np.float32)
+NAMES = ("a", "b", "c", "d", "liar")
+
+
+def test_the_mean_follows_the_weights_and_the_other_rules_count_every_site_once() -> None:
+    said = {"a": np.array([[1.0, 3.0]], np.float32), "b": np.array([[5.0, -1.0]], np.float32)}
+    weights = {"a": 0.25, "b": 0.75}
+    assert combine(said, weights).tolist() == [[4.0, 0.0]]
+    rules: list[Aggregation] = ["median", "trimmed", "cronus"]  # of two sites nobody is the odd one out
+    assert all(combine(said, weights, rule).tolist() == [[3.0, 1.0]] for rule in rules)
+
+
+def test_only_those_with_a_weight_are_combined() -> None:
+    said = dict(zip(NAMES, SAID, strict=True))
+    assert np.allclose(combine(said, {"a": 0.5, "d": 0.5}, "median"), [[0.675, 0.325]])
+
+
+def test_median_and_trimmed_mean_by_hand() -> None:
+    assert np.allclose(median(SAID), [[0.70, 0.30]])
+    # without the highest and the lowest of each class: (.65 + .70 + .75) / 3 and (.25 + .30 + .35) / 3
+    assert np.allclose(trimmed_mean(SAID), [[0.70, 0.30]])
+    assert np.allclose(trimmed_mean(SAID, share=0.4), median(SAID))  # two of each end leave the middle one
+    assert np.allclose(trimmed_mean(SAID[:1]), SAID[0])
+
+
+def test_cronus_drops_the_planted_outlier_and_no_honest_site() -> None:
+    assert cronus_filter(SAID)[:, 0].tolist() == [True, True, True, True, False]
+    assert np.allclose(cronus(SAID), [[0.725, 0.275]])  # the mean of the other four
+    assert np.allclose(cronus(10 * SAID), [[7.25, 2.75]])  # logits have no scale of their own
+    assert cronus_filter(SAID[:4]).all()
+
+
+def test_cronus_drops_two_who_lie_alike_but_never_a_majority() -> None:
+    honest = np.array([[0.6, 0.4], [0.62, 0.38], [0.64, 0.36], [0.66, 0.34], [0.68, 0.32]], np.float32)
+    lies = np.array([[0.0, 1.0], [0.02, 0.98]], np.float32)
+    assert cronus_filter(np.concatenate([lies, honest])[:, None]).sum() == 5
+    assert np.allclose(cronus(np.concatenate([lies, honest])[:, None]), [[0.64, 0.36]])
+    most = np.array([[[0.0, 1.0]], [[1.0, 0.0]], [[1.0, 0.0]]], np.float32)
+    assert cronus_filter(most)[:, 0].tolist() == [False, True, True]
+    assert cronus_filter(most[:2]).all()
+
+
+def test_each_text_is_filtered_by_itself() -> None:
+    other = SAID[[4, 0, 1, 2, 3]]  # on the second text the first site is the odd one
+    kept = cronus_filter(np.concatenate([SAID, other], axis=1))
+    assert kept.T.tolist() == [[True, True, True, True, False], [False, True, True, True, True]]
+
+
+def test_probabilities_sum_to_one_under_every_rule() -> None:
+    said = dict(zip("abc", np.eye(3, dtype=np.float32)[:, None] * 0.7 + 0.1, strict=True))
+    weights = dict.fromkeys("abc", 1 / 3)
+    assert median(np.stack(list(said.values()))).sum() == pytest.approx(0.3)
+    assert np.allclose(combine(said, weights, "median", probabilities=True), 1 / 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 7), st.integers(0, 2**31), st.sampled_from(sorted(RULES)))
+def test_a_rule_does_not_mind_the_order_of_sites_and_moves_with_its_input(sites: int, seed: int, rule: str) -> None:
+    rng = np.random.default_rng(seed)
+    stack = rng.normal(size=(sites, 4, 3)).astype(np.float32)
+    found = RULES[rule](stack)
+    assert found.shape == (4, 3)
+    assert found.dtype == np.float32
+    assert np.allclose(RULES[rule](stack[rng.permutation(sites)]), found, atol=1e-5)
+    assert np.allclose(RULES[rule](stack + 2), found + 2, atol=1e-5)
+    same = np.repeat(stack[:1], sites, axis=0)
+    assert np.allclose(RULES[rule](same), stack[0], atol=1e-6)
+
+
+def test_class_weights_by_hand_with_a_class_that_one_site_lacks_and_one_that_all_lack() -> None:
+    weights = by_class({"a": np.array([30, 0, 0]), "b": np.array([10, 20, 0])})
+    assert weights["a"].tolist() == [0.75, 0.0, 0.5]
+    assert weights["b"].tolist() == [0.25, 1.0, 0.5]
+    z = mean_predictions(
+        {"a": np.array([[4.0, 9.0, 1.0]], np.float32), "b": np.array([[8.0, 2.0, 3.0]], np.float32)}, weights
+    )
+    assert z.tolist() == [[5.0, 2.0, 2.0]]
+
+
+def test_class_weights_are_those_of_who_answered() -> None:
+    assert by_class({"b": np.array([10, 20, 0])})["b"].tolist() == [1.0, 1.0, 1.0]
