@@ -27,8 +27,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## a federation of four sites on this machine, trained by FedID
 	@$(BIN)/fedstill run experiments/demo.toml
 
-test: $(READY) lint types ## lint, types and all tests
-	$(BIN)/pytest
+test: $(READY) lint types ## lint, types and all tests, two files of tests at a time
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-unit: $(READY) ## tests without Flower and network
 	$(BIN)/pytest tests/unit

@@ -25,6 +25,7 @@ from fedstill.common.frames import (
     REPLY,
     WELCOME,
     Frame,
+    check_travels,
     cut,
     grpc_options,
     join,
@@ -125,7 +126,7 @@ class Session:
         try:
             reply = self.answer(ask)
             answer = Frame(REPLY, frame.number, reply.arrays, {"metrics": reply.metrics})
-            cut(answer)  # an answer that cannot travel is this Ask's error; while sending it would break the connection
+            check_travels(answer, self.door.limit)
         except Exception as error:  # the coordinator leaves this site out of the step and says why
             return Frame(ERROR, frame.number, facts={"reason": f"{type(error).__name__}: {error}"})
         return answer

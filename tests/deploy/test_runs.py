@@ -113,7 +113,7 @@ def test_with_tls_the_weights_are_the_same(
 def test_plain_flower_messages_give_the_same_weights(
     fedstill: Start, small: Callable[..., RunConfig], small_file: Path, expected: Callable[..., tuple[str, dict]]
 ) -> None:
-    changes = ("exchange.link=messages", "rounds=1", "data.public=32", "method.distill_epochs=1", "report.alone=false",
+    changes = ("exchange.link=messages", "rounds=1", "data.public=16", "method.distill_epochs=1", "report.alone=false",
                "report.evaluate=end")  # fmt: skip
     options = [option for change in changes for option in ("--set", change)]
     running = fedstill("run", str(small_file), *options)

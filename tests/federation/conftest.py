@@ -126,3 +126,20 @@ def with_nan(ask: Ask, reply: Reply) -> Reply:
     if "logits" not in reply.arrays:
         return reply
     return Reply(reply.node, {**reply.arrays, "logits": np.full_like(reply.arrays["logits"], np.nan)}, reply.metrics)
+
+
+@pytest.fixture(autouse=True)
+def streams_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that fails in the middle leaves no stream behind that would keep the process alive."""
+    made: list[Exchange] = []
+    begin = Exchange.__init__
+
+    def note(self: Exchange, *args: object, **kwargs: object) -> None:
+        begin(self, *args, **kwargs)  # type: ignore[arg-type]
+        made.append(self)
+
+    monkeypatch.setattr(Exchange, "__init__", note)
+    yield
+    for exchange in made:
+        if not exchange._closed:
+            exchange.close({"status": "failed"})
