@@ -195,7 +195,8 @@ def _launch(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) ->
 def _run_here(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) -> None:
     from fedstill.deploy.local import run_here
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job starts with SIGINT ignored
+        signal.signal(number, _interrupt)
     (folder / "summary.json").unlink(missing_ok=True)
     try:
         with Screen(console) as screen:
