@@ -208,7 +208,7 @@ def measure_slow(folder: Path) -> Times:
         for number, name in enumerate(SITES):
             node = ["flower-supernode", *local, "--port", str(free_port()), "--superlink", f"127.0.0.1:{fleet}"]
             processes.start(f"supernode-{name}", [*node, "--node-config", f"partition-id={number}"])
-        run = flower.start_run(bundle, "bench", env)
+        run = flower.start_run(bundle, "bench", env, {})
         console.print("all sizes: message, flower (some minutes)", style="dim")
         times: Times = {}
         asked = time.monotonic()
