@@ -29,13 +29,6 @@ class Frame:
     facts: Facts = field(default_factory=dict)
 
 
-class Traffic:
-    """Bytes of the messages handed to gRPC in one direction."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-
 def grpc_options(keep_alive: float) -> list[tuple[str, int]]:
     """Both ends ping an idle stream, so that a dead peer is noticed and no middlebox forgets the connection."""
     milliseconds = int(keep_alive * 1000)
