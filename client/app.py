@@ -10,8 +10,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedstill.client.node import VERBS, Node
+from fedstill.client.node import Node
 from fedstill.client.session import Door, Session
+from fedstill.client.verbs import VERBS
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig, load_run, load_site
 from fedstill.common.wire import Ask, Facts, from_records, to_records
 

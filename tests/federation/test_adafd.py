@@ -35,10 +35,10 @@ def train(two: Federation, epochs: int, authors: bool) -> list[list[float]]:
             found = []
             for step in range(epochs):
                 with node.learner.at(1, step):
-                    found += node._train_privately(1, Practice(fresh=True, decay=(0.0, 1 / epochs)))
+                    found += node.train_privately(1, Practice(fresh=True, decay=(0.0, 1 / epochs)))
         else:
             with node.learner.at(1, 0):
-                found = node._train_privately(epochs, Practice())
+                found = node.train_privately(epochs, Practice())
         losses.append(found)
     return losses
 

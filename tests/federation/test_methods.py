@@ -27,7 +27,7 @@ def train_alone(federation: Federation, epochs: int, step: int, number: int = 1)
     """Step 1 of a round, node by node, as the method's first Ask has it done."""
     for node in federation.nodes:
         with node.learner.at(number, step):
-            node._train_privately(epochs, Practice())
+            node.train_privately(epochs, Practice())
 
 
 def test_fedavg_is_the_mean_by_size_of_what_the_sites_trained(federation: Make, small: Small) -> None:
@@ -38,7 +38,7 @@ def test_fedavg_is_the_mean_by_size_of_what_the_sites_trained(federation: Make, 
     for node in two.nodes:
         node.learner.load_weights(theta)
         with node.learner.at(1, 0):
-            node._train_privately(1, Practice(fresh=True))
+            node.train_privately(1, Practice(fresh=True))
     sizes = [len(node.private) for node in two.nodes]
     assert sizes[0] != sizes[1]
     states = [node.learner.weights() for node in two.nodes]
