@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport clean
+.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport bench-bytes bench-methods clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -57,6 +57,12 @@ bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's m
 
 bench-transport: $(READY) ## optimal transport: how near and how fast the solvers are; writes bench/transport.json
 	$(BIN)/python bench/transport.py
+
+bench-bytes: $(READY) ## bytes of every method beside its paper's arithmetic; writes bench/bytes.json
+	$(BIN)/python bench/bytes.py
+
+bench-methods: $(READY) ## every method beside the isolated sites, 3 seeds, about an hour; writes bench/methods.json
+	$(BIN)/python bench/methods.py
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

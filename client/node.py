@@ -14,6 +14,7 @@ from torch import Tensor
 from fedstill.client.verbs import VERBS
 from fedstill.client.verbs.interactive import Pending
 from fedstill.common import checkpoint
+from fedstill.common.coding import pack, unpack
 from fedstill.common.config import RunConfig, SiteConfig
 from fedstill.common.holdings import site_texts
 from fedstill.common.learner import Learner, Practice, Rows
@@ -55,6 +56,7 @@ class Node:
             "family": self.learner.model.family,
             "model": Path(self.site.model).name,
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
+            "travelling": sum(p.numel() for p in self.learner.parameters),
             "texts": len(self.private),
             "labels": list(self.task.labels),
             "public": self.fingerprint,
@@ -67,9 +69,11 @@ class Node:
         if ask.verb not in VERBS:
             raise WireError(f"this site knows no verb {ask.verb!r}; known: {', '.join(sorted(VERBS))}")
         began = time.perf_counter()
+        ask = Ask(ask.verb, unpack(ask.arrays), ask.settings)
         with self.learner.at(ask.settings.get("round", 0), ask.settings.get("step", 0)):
             arrays, metrics = VERBS[ask.verb](self, ask)
-        return Reply(self.name, arrays, {**metrics, "seconds": time.perf_counter() - began})
+        seconds = round(time.perf_counter() - began, 6)
+        return Reply(self.name, pack(arrays, self.config.exchange.predictions), {**metrics, "seconds": seconds})
 
     # --- between two plain Flower messages ---
 
@@ -121,7 +125,7 @@ class Node:
     def test_scores(self) -> Facts:
         """The task's scores on the test texts."""
         logits = self.learner.predict(self.test, np.arange(len(self.test)))
-        return dict(scores(self.task.metric, np.asarray(self.test_labels), logits))
+        return dict(scores(self.task.metric, np.asarray(self.test_labels), logits, self.task.coordinates))
 
     def public_rows(self, rows: np.ndarray) -> Rows:
         """Row numbers that came over the wire, if they are some."""

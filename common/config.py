@@ -165,6 +165,7 @@ class ExchangeConfig(Section):
     step_deadline: float = Field(300.0, gt=0)
     reconnect: float = Field(60.0, ge=0)
     keep_alive: float = Field(20.0, gt=0)
+    predictions: Literal["float32", "float16", "int8"] = "float32"  # in how many bytes they travel
     max_frame_mb: int = Field(2048, ge=1)
     session_hours: float = Field(72.0, gt=0)
 

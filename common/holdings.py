@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedstill.common.config import RunConfig, SiteConfig, TaskConfig
 from fedstill.common.data import DataError, Pools, Splits, TextSet, make_splits, partition, public_texts
-from fedstill.common.tasks import Task, TaskError, load_task
+from fedstill.common.tasks import TASKS, Task, TaskError, load_task
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,11 @@ def _own_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
         labels=labels,
         label_words=config.task.label_words,
         metric=config.task.metric,
+        coordinates=config.task.coordinates,
     )
+    known = TASKS.get(config.task.name)
+    if known is not None and own.coordinates is None:
+        own = own.model_copy(update={"coordinates": [list(point) for point in known.coordinates] or None})
     task, pools = load_task(own)
     held_out = make_splits(Pools(pools.train), config.data.model_copy(update=_own_sizes(len(pools.train))), config.seed)
     public = (

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedstill.common.data import Pools, Text, TextSet
+from fedstill.common.maths.ensemble import softmax
 
 if TYPE_CHECKING:
     from fedstill.common.config import TaskConfig
@@ -294,8 +295,11 @@ def hub_reachable(seconds: float = 4.0) -> bool:
     return True
 
 
-def scores(metric: str, labels_true: ArrayLike, outputs: ArrayLike) -> dict[str, float]:
-    """Accuracy, and the task's metric under its own name; `outputs` are logits or probabilities, one row a text."""
+def scores(metric: str, labels_true: ArrayLike, outputs: ArrayLike, coordinates: Coordinates = ()) -> dict[str, float]:
+    """Accuracy, and the task's metric under its own name; `outputs` are logits, one row a text.
+
+    Where labels have coordinates, the semantic distance as well.
+    """
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     true, outputs = np.asarray(labels_true), np.asarray(outputs)
@@ -311,6 +315,8 @@ def scores(metric: str, labels_true: ArrayLike, outputs: ArrayLike) -> dict[str,
         found[metric] = float(f1_score(true, guess, average=average, zero_division=0))
     elif metric != "accuracy":
         raise TaskError(f"metric {metric!r} is not known; choose one of {', '.join(METRICS)}")
+    if coordinates:
+        found["semantic_distance"] = semantic_distance(softmax(outputs), true, coordinates)
     return found
 
 

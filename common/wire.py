@@ -7,6 +7,7 @@ As a plain Flower message it is a RecordDict with one ArrayRecord and one Config
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]  # JSON values: numbers, words, lists and tables of them
 
+NARROW = "int64/32"  # eight-byte numbers that travel in four
+MOST_RANGE = 1 << 24  # numbers that a range in a head may stand for
 DTYPES = {"float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"}
 
 
@@ -61,15 +64,21 @@ class Failure:
     reason: str
 
 
+def items(rows: np.ndarray) -> np.ndarray:
+    """Eight bytes that stand for these rows in this order: every prediction carries them instead of a list of ids."""
+    return np.frombuffer(hashlib.blake2b(np.asarray(rows, "<i8").tobytes(), digest_size=8).digest(), np.uint8)
+
+
 def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
     """The check of an Ask for predictions: these rows, in this order, `classes` finite numbers each."""
+    asked = items(rows)
 
     def check(reply: Reply) -> None:
-        logits, ids = reply.arrays.get("logits"), reply.arrays.get("rows")
-        if logits is None or ids is None:
-            raise WireError("predictions without `rows` or `logits`")
-        if ids.shape != rows.shape or not np.array_equal(ids, rows):
-            raise WireError(f"predictions for other items than asked: {_few(ids)} instead of {_few(rows)}")
+        logits, said = reply.arrays.get("logits"), reply.arrays.get("items")
+        if logits is None or said is None:
+            raise WireError("predictions without `items` or `logits`")
+        if not np.array_equal(said, asked):
+            raise WireError(f"predictions for other items than asked, or in another order; asked: {_few(rows)}")
         if logits.shape != (len(rows), classes):
             raise WireError(f"predictions of shape {logits.shape} instead of {(len(rows), classes)}")
 
@@ -110,12 +119,30 @@ def _few(ids: np.ndarray) -> str:
 
 
 def encode(arrays: Arrays, facts: Facts) -> tuple[bytes, list[memoryview]]:
-    """The JSON head of a frame and the arrays' bytes behind it, in order and without copying them."""
+    """The JSON head of a frame and the arrays' bytes behind it, in order and without copying them.
+
+    Whole numbers that count up evenly, such as the rows of a batch, are three numbers in the head; a rising choice
+    among few, such as drawn rows, is a bit for each; others travel in four bytes where they fit.
+    """
     described, buffers = [], []
     for name, value in arrays.items():
         value = np.asarray(value, order="C")
         if value.dtype.name not in DTYPES:
             raise WireError(f"array {name!r} has type {value.dtype.name}, which does not travel")
+        if value.dtype == np.int64:
+            evenly = _as_range(value)
+            if evenly is not None:
+                described.append([name, "range", evenly])
+                continue
+            marks = _as_marks(value)
+            if marks is not None:
+                described.append([name, "marks", [int(value[0]), marks.size]])
+                buffers.append(marks.data)
+                continue
+            if value.size and -(1 << 31) <= value.min() <= value.max() < 1 << 31:
+                described.append([name, NARROW, list(value.shape)])
+                buffers.append(value.astype(np.int32).reshape(-1).view(np.uint8).data)
+                continue
         described.append([name, value.dtype.name, list(value.shape)])
         buffers.append(value.reshape(-1).view(np.uint8).data)
     return json.dumps({"arrays": described, **facts}, separators=(",", ":")).encode(), buffers
@@ -131,6 +158,15 @@ def decode(head: bytes, body: memoryview) -> tuple[Arrays, Facts]:
     arrays: Arrays = {}
     at = 0
     for name, dtype, shape in described:
+        if dtype == "range":
+            arrays[name] = _from_range(name, shape)
+            continue
+        if dtype == "marks":
+            arrays[name] = _from_marks(name, shape, body[at:])
+            at += shape[1]
+            continue
+        narrow = dtype == NARROW
+        dtype = "int32" if narrow else dtype
         if dtype not in DTYPES or any(side < 0 for side in shape):
             raise WireError(f"array {name!r} is described as {dtype} {shape}, which does not travel")
         count = 1
@@ -139,11 +175,49 @@ def decode(head: bytes, body: memoryview) -> tuple[Arrays, Facts]:
         size = count * np.dtype(dtype).itemsize
         if at + size > len(body):
             raise WireError(f"array {name!r} is longer than its frame")
-        arrays[name] = np.frombuffer(body, dtype=dtype, count=count, offset=at).reshape(shape)
+        value = np.frombuffer(body, dtype=dtype, count=count, offset=at).reshape(shape)
+        arrays[name] = value.astype(np.int64) if narrow else value
         at += size
     if at != len(body):
         raise WireError(f"a frame has {len(body) - at} bytes that no array describes")
     return arrays, facts
+
+
+def _as_range(value: np.ndarray) -> tuple[int, ...] | None:
+    """Start, stop and step of whole numbers that count evenly."""
+    if value.ndim != 1 or not 2 <= value.size <= MOST_RANGE:
+        return None
+    start, step = int(value[0]), int(value[1]) - int(value[0])
+    stop = start + step * value.size
+    if step == 0 or max(abs(start), abs(stop)) >= 1 << 53 or not np.array_equal(value, np.arange(start, stop, step)):
+        return None
+    return (start, stop, step)
+
+
+def _from_range(name: str, described: tuple[int, ...]) -> np.ndarray:
+    if len(described) != 3 or described[2] == 0 or max(map(abs, described)) >= 1 << 53:
+        raise WireError(f"array {name!r} is described as the range {described}, which is none")
+    if len(range(*described)) > MOST_RANGE:
+        raise WireError(f"array {name!r} is a range of more than {MOST_RANGE:,} numbers")
+    return np.arange(*described, dtype=np.int64)
+
+
+def _as_marks(value: np.ndarray) -> np.ndarray | None:
+    """A bit for every number from the first to the last of a rising list, where that is shorter than the list."""
+    if value.ndim != 1 or value.size < 2 or not (value[1:] > value[:-1]).all():
+        return None
+    first, width = int(value[0]), int(value[-1]) - int(value[0]) + 1
+    if width > 8 * value.size or abs(first) >= 1 << 53:
+        return None
+    marks = np.zeros(width, np.uint8)
+    marks[value - first] = 1
+    return np.packbits(marks)
+
+
+def _from_marks(name: str, described: tuple[int, ...], body: memoryview) -> np.ndarray:
+    if len(described) != 2 or abs(described[0]) >= 1 << 53 or not 0 < described[1] <= len(body):
+        raise WireError(f"array {name!r} is described as the marks {described}, which its frame does not hold")
+    return described[0] + np.flatnonzero(np.unpackbits(np.frombuffer(body[: described[1]], np.uint8)))
 
 
 # --- Flower's records ----------------------------------------------------------------------------------------------
@@ -180,6 +254,11 @@ def size_of(arrays: Arrays, facts: Facts) -> int:
     """How many bytes a frame with this content has."""
     head, buffers = encode(arrays, facts)
     return len(head) + sum(len(buffer) for buffer in buffers)
+
+
+def payload(arrays: Arrays) -> int:
+    """How many of them are the arrays' own."""
+    return sum(len(buffer) for buffer in encode(arrays, {})[1])
 
 
 def chunks(head: bytes, buffers: list[memoryview], prefix: bytes, size: int) -> Iterator[bytes]:

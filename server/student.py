@@ -14,7 +14,7 @@ from fedstill.common.config import RunConfig
 from fedstill.common.data import TextSet
 from fedstill.common.holdings import holdings
 from fedstill.common.learner import Learner, Practice, Rows
-from fedstill.common.maths.feedback import Jacobian, directional_derivative, exact_feedback
+from fedstill.common.maths.feedback import Jacobian, directional_derivative, exact_feedback, through_adamw
 from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entropy
 from fedstill.common.models import Encoded, load_model
 from fedstill.common.randomness import derive
@@ -114,7 +114,10 @@ class Student:
         dropout: bool,
         jacobian: Jacobian,
     ) -> tuple[Tensor, float]:
-        """One plain gradient step as in `step`, and G = dL_val / dy through it (FedID eq. 14, factored)."""
+        """One step as in `step`, and G = dL_val / dy through it (FedID eq. 14, factored).
+
+        Through a plain gradient step G is exact; AdamW's second moment is taken as a constant.
+        """
         model, place = self.learner.model, self._place
         trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         old = {name: value.detach().clone() for name, value in trained.items()}
@@ -124,6 +127,8 @@ class Student:
             value = cross_entropy(logits, self.labels.to(logits.device)[query])
             found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
         v = {n: torch.zeros_like(old[n]) if g is None else g for n, g in zip(trained, found, strict=True)}
+        if practice.optimizer == "adamw":
+            v = self._through_adamw(v, trained, practice)
         model.train()  # as in `step`, whose dropout mask the same place draws again
         batch = self.public.batch(rows)
         derivative = directional_derivative(
@@ -134,6 +139,24 @@ class Student:
             lambda: self.learner.at(*place),
         )
         return exact_feedback(derivative, eta), loss
+
+    def _through_adamw(
+        self, v: dict[str, Tensor], trained: dict[str, torch.nn.Parameter], practice: Practice
+    ) -> dict[str, Tensor]:
+        """v through the step that the living AdamW has just taken; parameters that it did not move have none."""
+        optimizer = self.learner.optimizer("distil", practice)
+        group = optimizer.param_groups[0]
+        moved = {
+            name: optimizer.state[parameter] for name, parameter in trained.items() if parameter in optimizer.state
+        }
+        return {
+            name: through_adamw(
+                value, moved[name]["exp_avg_sq"], int(moved[name]["step"]), group["betas"], group["eps"]
+            )
+            if name in moved
+            else torch.zeros_like(value)
+            for name, value in v.items()
+        }
 
     def validate(self, rows: Rows, dropout: bool) -> float:
         """L_val: CE on rows of the server's labelled texts (FedID eq. 12)."""
@@ -153,7 +176,7 @@ class Student:
     def _test(self, learner: Learner) -> dict[str, float]:
         with learner.at("test"):
             logits = learner.predict(self.test_texts, np.arange(len(self.test_texts)))
-        return scores(self.task.metric, np.asarray(self.texts.test.labels), logits)
+        return scores(self.task.metric, np.asarray(self.texts.test.labels), logits, self.task.coordinates)
 
     def centralized(self, epochs: int, practice: Practice) -> dict[str, float]:
         """The yardstick: the same model trained on everybody's private texts in one place, then tested."""

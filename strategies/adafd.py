@@ -13,8 +13,9 @@ from pydantic import Field, model_validator
 
 from fedstill.common.learner import Practice
 from fedstill.common.llm import LLM, LLMConfig, Talk, ask_for_weights, open_llm
-from fedstill.common.maths.ensemble import mean_predictions, softmax
+from fedstill.common.maths.ensemble import mean_predictions, softmax, uniform
 from fedstill.common.maths.losses import squared_error
+from fedstill.common.maths.robust import Aggregation, combine
 from fedstill.common.maths.weights import Rule, best_beta, enwc, per_class, rnwc
 from fedstill.common.wire import Ask, Facts, Reply, WireError, predictions
 from fedstill.strategies.base import Method, Params, Round
@@ -31,6 +32,7 @@ class AdaFDParams(Params):
     weighting: Literal["rnwc", "enwc", "llmwc"] = "enwc"
     beta: NotNegative | Literal["learned"] = 5.0  # of enwc, also where llmwc falls back to it
     per_class: bool = False  # weights for each class by the sites' losses on it
+    aggregation: Aggregation = "mean"  # a rule beside `mean` counts every site once instead of weighing them
     epsilon: float = Field(0.0, ge=0)  # added to each loss of rnwc
     distance: Literal["norm", "mean"] = "norm"  # eq. 10, or its mean over classes as in the code
     temperature: float = Field(1.0, gt=0)  # of the sites' KL
@@ -43,6 +45,11 @@ class AdaFDParams(Params):
     def _goes_together(self) -> AdaFDParams:
         if self.weighting == "llmwc" and self.llm is None:
             raise ValueError("weighting = 'llmwc' asks a language model: say which in [method.llm], by url or local")
+        if self.aggregation != "mean" and (self.weighting == "llmwc" or self.per_class or self.beta == "learned"):
+            raise ValueError(
+                f"aggregation = {self.aggregation!r} counts every site once, so weights that are asked for or learned "
+                "have no place; set aggregation = 'mean', or leave weighting, beta and per_class alone"
+            )
         if self.weighting == "llmwc" and self.per_class:
             raise ValueError("per_class weights come from losses; set weighting = 'enwc' or 'rnwc' with it")
         return self
@@ -76,10 +83,7 @@ class AdaFD(Method):
         check = predictions(rows, self.student.classes)
         replies = yield Ask("query.predictions", {"rows": rows}, to=tuple(trained), check=check)
         said = {r.node: r.arrays["logits"] for r in replies}
-        weights = self._weights(number, {name: trained[name] for name in said}, said)  # step 2
-        shown = {name: np.asarray(weight).tolist() for name, weight in weights.items()}
-        self.record.event("weights", round=number, weighting=self.p.weighting, weights=shown)
-        zhat = self._torch(mean_predictions(said, weights))  # step 3, eq. 8
+        zhat = self._torch(self._combine(number, {name: trained[name] for name in said}, said))  # steps 2 and 3
         size = 1.0 if self.p.distance == "mean" else float(self.student.classes)
         for calls, practice in self._calls(epochs):  # step 4, eq. 10
             loss = self.student.fit_public(
@@ -93,6 +97,15 @@ class AdaFD(Method):
             distilled = yield Ask("train.distil", {"rows": rows, "targets": targets}, settings, to=sites)
             sites = tuple(r.node for r in distilled)
         return {"loss": loss}
+
+    def _combine(self, number: int, sites: Mapping[str, Facts], said: Mapping[str, np.ndarray]) -> np.ndarray:
+        """zhat = sum_k w_k z_k (eq. 8), or the robust rule that stands for it."""
+        if self.p.aggregation != "mean":
+            return combine(said, uniform(list(said)), self.p.aggregation)
+        weights = self._weights(number, sites, said)
+        shown = {name: np.asarray(weight).tolist() for name, weight in weights.items()}
+        self.record.event("weights", round=number, weighting=self.p.weighting, weights=shown)
+        return mean_predictions(said, weights)
 
     def _calls(self, epochs: int) -> list[tuple[int, Practice]]:
         """How many epochs each call has, and how it trains."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from pydantic import Field
 
 from fedstill.common import checkpoint
+from fedstill.common.coding import pack, unpack
 from fedstill.common.config import RunConfig, Section
 from fedstill.common.learner import Practice
 from fedstill.common.randomness import derive
@@ -21,6 +23,7 @@ from fedstill.server.link import Link
 from fedstill.server.record import Record
 from fedstill.server.spending import Spending
 from fedstill.server.student import Student
+from fedstill.strategies.formulas import FORMULAS, Sizes
 
 Round = Generator[Ask, list[Reply], Facts]
 
@@ -117,7 +120,9 @@ class Method(Strategy):
     @staticmethod
     def told(practice: Practice) -> Facts:
         """A practice as settings of an Ask."""
-        return {"optimizer": practice.optimizer, "fresh": practice.fresh, "decay": practice.decay}
+        said = {"optimizer": practice.optimizer, "fresh": practice.fresh, "decay": practice.decay}
+        usual = {"optimizer": "adamw", "fresh": False, "decay": None}
+        return {name: value for name, value in said.items() if value != usual[name]}
 
     def local_training(self) -> Ask:
         """The Ask that opens most rounds: E epochs on the private texts."""
@@ -175,7 +180,8 @@ class Method(Strategy):
         before, began = self.link.traffic(), time.perf_counter()
         place = {"round": self._number, "step": self._step}
         self._step += 1
-        parts = {name: ask.part_for(name) for name in names}
+        coded = replace(ask, arrays=pack(ask.arrays, self.config.exchange.predictions))
+        parts = {name: coded.part_for(name) for name in names}
         parts = {name: Ask(part.verb, part.arrays, {**part.settings, **place}) for name, part in parts.items()}
         replies = dict(self._usable(ask, self.link.deliver(parts, self._deadline(ask.verb))))
         wall = time.perf_counter() - began
@@ -193,11 +199,12 @@ class Method(Strategy):
             reason = outcome.reason if isinstance(outcome, Failure) else None
             if isinstance(outcome, Reply):
                 try:
-                    check_reply(ask, outcome)
+                    reply = replace(outcome, arrays=unpack(outcome.arrays))
+                    check_reply(ask, reply)
                 except WireError as error:
                     reason = str(error)
                 else:
-                    yield outcome.node, outcome
+                    yield outcome.node, reply
             if reason is not None:
                 self.record.event("left_out", site=outcome.node, round=self._number, verb=ask.verb, reason=reason)
 
@@ -273,6 +280,7 @@ class Method(Strategy):
                 "alone": self.alone.get(name),
                 "after": after.get(name),
                 **self.spending.site(name),
+                "formula": self._formula(facts),
             }
             for name, facts in self.link.sites.items()
         }
@@ -299,6 +307,27 @@ class Method(Strategy):
         self.record.summary(facts)
         self.record.event("run_finished", central=facts["central"], seconds=facts["seconds"])
         return facts
+
+    def _formula(self, site: Facts) -> Facts:
+        """The bytes that the paper's arithmetic gives this site for the whole run, by phase; empty if it has none."""
+        if self.name not in FORMULAS or self.p.participation < 1:
+            return {}
+        settings = self.p.model_dump()
+        public = min(len(self.student.public), settings.get("subset") or len(self.student.public))
+        width = {"float32": 4, "float16": 2, "int8": 1}[self.config.exchange.predictions]
+        batch = settings.get("batch_size") or self.student.learner.batch_size
+        sizes = Sizes(
+            public,
+            self.student.classes,
+            passes=settings.get("distill_epochs", 1),
+            batches=-(-public // batch),
+            state=4 * int(site.get("travelling", 0)),
+            width=width,
+            exact=settings.get("feedback") == "exact",
+        )
+        found = FORMULAS[self.name](sizes)
+        rounds = self.config.rounds
+        return {phase: {"up": up * rounds, "down": down * rounds} for phase, (up, down) in found.items()}
 
     def _spend_central(self) -> None:
         """What the central model computed since the last Ask belongs to that Ask's phase."""

@@ -1,4 +1,4 @@
-"""FedID. Ma et al., "Federated Interactive Distillation for Large-Scale Pretraining Language Models", EMNLP 2023."""
+"""Ma et al., "FedID: Federated Interactive Distillation for Large-Scale Pretraining Language Models", EMNLP 2023."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from pydantic import ConfigDict, Field, model_validator
 
 from fedstill.common.learner import Practice
-from fedstill.common.maths.ensemble import by_size, mean_predictions, softmax
+from fedstill.common.maths.ensemble import by_size, softmax
 from fedstill.common.maths.feedback import Jacobian, through_softmax
-from fedstill.common.wire import Ask, Facts, Reply, predictions
+from fedstill.common.maths.robust import Aggregation, combine
+from fedstill.common.wire import Ask, Facts, Reply, items, predictions
 from fedstill.strategies.base import Method, Params, Round
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -28,6 +29,7 @@ class FedIDParams(Params):
     lambda_: NotNegative | Literal["1/eta"] = Field(
         1.0, alias="lambda"
     )  # 1/eta: as if eta, which is in h and G, were 1
+    aggregation: Aggregation = "mean"  # rules beside `mean` count every site once
     jacobian: Jacobian = "auto"  # of `exact`: by forward mode, or by two more forward passes
     server_optimizer: Literal["adamw", "sgd"] = "adamw"
     distil: bool = True  # off: the ablation without g_distill
@@ -38,11 +40,15 @@ class FedIDParams(Params):
 
     @model_validator(mode="after")
     def _goes_together(self) -> FedIDParams:
-        if self.feedback == "exact" and self.server_optimizer != "sgd":
+        if self.feedback == "exact" and self.server_optimizer == "adamw" and self.optimizer_state == "fresh":
             raise ValueError(
-                "feedback = 'exact' is the derivative through one plain gradient step of the central model, and AdamW "
-                "takes another one; set server_optimizer = 'sgd' as well (with a larger central.distill_rate), or "
-                "feedback = 'scalar'"
+                "feedback = 'exact' has no useful derivative through the first step of a fresh AdamW, which is all but "
+                "a sign; set optimizer_state = 'persistent', or server_optimizer = 'sgd' (with a larger "
+                "central.distill_rate), or feedback = 'scalar'"
+            )
+        if self.feedback == "exact" and self.aggregation != "mean":
+            raise ValueError(
+                "feedback = 'exact' is the derivative by a weighted mean; set aggregation = 'mean', or another feedback"
             )
         if self.feedback == "none" and not self.distil:
             raise ValueError("feedback = 'none' with distil = false leaves the sites nothing to learn; change one")
@@ -112,15 +118,15 @@ class FedID(Method):
 
     def _combine(self, replies: list[Reply], weights: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
         """What the sites are told (y, or z for its argmax) and what the central model learns."""
-        logits = {r.node: r.arrays["logits"] for r in replies}
+        logits, rule = {r.node: r.arrays["logits"] for r in replies}, self.p.aggregation
         if self.p.average == "probabilities":
-            y = mean_predictions({name: softmax(z) for name, z in logits.items()}, weights)
+            y = combine({name: softmax(z) for name, z in logits.items()}, weights, rule, probabilities=True)
         else:
-            y = softmax(mean_predictions(logits, weights))
+            y = softmax(combine(logits, weights, rule))
         if self.p.target == "soft":
             return y, y
         votes = {name: np.eye(self.student.classes, dtype=np.float32)[z.argmax(axis=-1)] for name, z in logits.items()}
-        return y, mean_predictions(votes, weights)
+        return y, combine(votes, weights, rule, probabilities=True)
 
     def _central_step(
         self, number: int, i: int, rows: np.ndarray, ensemble: np.ndarray, target: np.ndarray, practice: Practice
@@ -171,7 +177,7 @@ class FedID(Method):
             "dropout": self.p.dropout,
             **self.told(practice),
         }
-        arrays = {"answered": rows, "ensemble": ensemble}
+        arrays = {"answered": items(rows), "ensemble": ensemble}
         if back.matrix is not None:
             arrays["feedback"] = back.matrix
         check = None

@@ -13,7 +13,7 @@ from fedstill.client.verbs.registry import Answer, practice_of, verb
 from fedstill.common.learner import Rows
 from fedstill.common.maths.feedback import exact_surrogate, scalar_surrogate
 from fedstill.common.maths.losses import LOSSES
-from fedstill.common.wire import Ask, Facts
+from fedstill.common.wire import Ask, Facts, items
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node
@@ -37,7 +37,7 @@ def logits(node: Node, ask: Ask) -> Answer:
     dropout = bool(ask.settings.get("dropout"))
     found = node.learner.logits(node.public, rows, dropout)
     node.pending = Pending(rows, place, dropout, found)
-    return {"rows": rows, "logits": found.detach().cpu().numpy()}, {"texts": len(node.private)}
+    return {"items": items(rows), "logits": found.detach().cpu().numpy()}, {"texts": len(node.private)}
 
 
 @verb("train.feedback")
@@ -45,7 +45,7 @@ def feedback(node: Node, ask: Ask) -> Answer:
     """Update on the pending batch (FedID step 2f), then predict the next one if the Ask names its rows."""
     metrics: Facts = {"texts": len(node.private)}
     pending, node.pending = node.pending, None
-    if pending is not None and np.array_equal(pending.rows, ask.arrays["answered"]):
+    if pending is not None and np.array_equal(items(pending.rows), ask.arrays["answered"]):
         metrics["loss"] = _step(node, pending, ask)
     if "rows" not in ask.arrays:
         return {}, metrics

@@ -8,7 +8,7 @@ import torch
 
 from fedstill.client.verbs.registry import Answer, verb
 from fedstill.common.noise import probability_bias
-from fedstill.common.wire import Ask, WireError
+from fedstill.common.wire import Ask, WireError, items
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node
@@ -21,7 +21,7 @@ def predictions(node: Node, ask: Ask) -> Answer:
     """Logits on public rows (eq. 5)."""
     rows = node.public_rows(ask.arrays["rows"])
     logits = node.learner.predict(node.public, rows, bool(ask.settings.get("dropout")))
-    return {"rows": rows, "logits": logits}, {"texts": len(node.private)}
+    return {"items": items(rows), "logits": logits}, {"texts": len(node.private)}
 
 
 @verb("query.bias")

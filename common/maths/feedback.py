@@ -28,6 +28,15 @@ def exact_feedback(directional: Tensor, eta: float) -> Tensor:
     return directional * (eta / len(directional))
 
 
+def through_adamw(v: Tensor, second_moment: Tensor, step: int, betas: tuple[float, float], eps: float) -> Tensor:
+    """v as AdamW's step number `step` passes it on if its second moment (after the step) were a constant.
+
+    d theta' / d g = -eta (1 - beta1) / (1 - beta1^t) / (sqrt(vhat) + eps), number by number.
+    """
+    spread = (second_moment / (1 - betas[1] ** step)).sqrt() + eps
+    return v * ((1 - betas[0]) / (1 - betas[0] ** step)) / spread
+
+
 def through_softmax(feedback: Tensor, y: Tensor) -> Tensor:
     """dL_val / dz from dL_val / dy where y = softmax(z), for sites whose logits were averaged."""
     return y * (feedback - (y * feedback).sum(dim=-1, keepdim=True))

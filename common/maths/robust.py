@@ -29,7 +29,12 @@ def combine(
     if rule == "mean":
         return mean_predictions(predictions, weights)
     found = RULES[rule](np.stack([predictions[name] for name in weights]))
-    return found / found.sum(axis=-1, keepdims=True) if probabilities else found
+    if not probabilities:
+        return found
+    total = found.sum(axis=-1, keepdims=True)
+    nothing = total <= 0  # such as the median of votes for three different classes
+    plain = mean_predictions(predictions, dict.fromkeys(weights, 1.0 / len(weights))) if nothing.any() else found
+    return np.asarray(np.where(nothing, plain, found / np.where(nothing, 1.0, total)), np.float32)
 
 
 def median(stack: Stack) -> Matrix:

@@ -336,6 +336,19 @@ def lie(ask: Ask, reply: Reply) -> Reply:
     return Reply(reply.node, {name: lies.get(name, value) for name, value in reply.arrays.items()}, reply.metrics)
 
 
+@pytest.mark.parametrize("method", ["fedid", "adafd"])
+def test_fedid_and_adafd_take_robust_rules(federation: Any, small: Any, method: str) -> None:
+    made = federation(small(f"method.name={method}", "method.aggregation=median")).method
+    said = {"a": [[0.0, 2.0]], "b": [[1.0, 0.0]], "c": [[-50.0, 50.0]]}
+    replies = [Reply(name, {"logits": np.float32(z)}, {"texts": 10, "losses": [0.5]}) for name, z in said.items()]
+    if method == "adafd":
+        arrays = {r.node: r.arrays["logits"] for r in replies}
+        assert made._combine(1, {r.node: r.metrics for r in replies}, arrays).tolist() == [[0.0, 2.0]]
+    else:
+        middle = 1 / (1 + np.exp(2.0))  # of site a; b says e / (1 + e), c says 0
+        assert made._combine(replies, dict.fromkeys("abc", 1 / 3))[0] == pytest.approx(np.array([[middle, 1 - middle]]))
+
+
 def test_under_a_robust_rule_a_liar_does_not_count(pair: Any) -> None:
     one, two = pair("logit-fedavg", "method.distill_epochs=1", "method.aggregation=cronus", THREE)
     spoil(one.nodes[2], lie)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import socket
@@ -18,26 +17,39 @@ from fedstill.client.session import Door, Session, SessionRefused
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig
 from fedstill.common.frames import METHOD, REPLY, Frame, cut, grpc_options
-from fedstill.common.wire import Ask, Failure, Reply, WireError
+from fedstill.common.wire import Ask, Failure, Reply, WireError, items
 from fedstill.server.exchange import Exchange, ExchangeError
 from fedstill.server.link import JoinError, LocalLink
 from fedstill.strategies.base import QuorumLost
 from tests.conftest import without_times
 
+from .cable import Cable
 from .conftest import Federation, spoil, streams, with_nan
 
 Make = Callable[..., Federation]
 Small = Callable[..., RunConfig]
 
 
-def test_a_site_with_nan_is_left_out_of_the_step_and_logged(federation: Make, small: Small) -> None:
-    changes = ("exchange.quorum=0.5", "rounds=1", "method.name=ds-fl")
+@pytest.mark.parametrize(
+    "method",
+    ["ds-fl", "mhat", "logit-fedavg", "fedmd", "cronus", "fedkd", "adafd", "sinkhorn", "entropy", "fedid"],
+)
+def test_a_site_with_nan_is_left_out_of_the_step_and_logged(federation: Make, small: Small, method: str) -> None:
+    changes = [
+        "exchange.quorum=0.5",
+        "rounds=1",
+        f"method.name={method}",
+        "report.alone=false",
+        "method.distill_epochs=1",
+    ]
+    changes += ["method.noise_texts=8"] if method in ("sinkhorn", "entropy") else []
     one = federation(small(*changes))
     spoil(one.nodes[0], with_nan)
     one.run()
     left = one.events("left_out")
-    assert [(e["site"], e["verb"]) for e in left] == [("north", "query.predictions")]
-    assert "NaN" in left[0]["reason"]
+    verb = "query.logits" if method == "fedid" else "query.predictions"
+    assert [(e["site"], e["verb"]) for e in left][:1] == [("north", verb)]
+    assert all("NaN" in e["reason"] for e in left)
     alone = federation(small(*changes))  # with the weight of the other renormalised to one, it is the only teacher
     alone.nodes = alone.nodes[1:]
     alone.run(LocalLink(alone.nodes))
@@ -46,9 +58,9 @@ def test_a_site_with_nan_is_left_out_of_the_step_and_logged(federation: Make, sm
 
 
 def other_rows(ask: Ask, reply: Reply) -> Reply:
-    if "rows" not in reply.arrays:
+    if "items" not in reply.arrays:
         return reply
-    return Reply(reply.node, {**reply.arrays, "rows": reply.arrays["rows"][::-1].copy()}, reply.metrics)
+    return Reply(reply.node, {**reply.arrays, "items": items(ask.arrays["rows"][::-1])}, reply.metrics)
 
 
 def other_shape(ask: Ask, reply: Reply) -> Reply:
@@ -130,43 +142,6 @@ def test_a_full_disk_at_a_site_stops_the_run_with_the_file_named(
 
 
 # --- streams ---
-
-
-class Cable:
-    """A cable between the sites and the coordinator that can be pulled: TCP forwarded byte by byte."""
-
-    def __init__(self, port: int) -> None:
-        self.target, self.cuts, self.lines = port, 0, []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                site, _ = self.listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.target))
-            except OSError:
-                return
-            self.lines += [site, server]
-            for one, two in ((site, server), (server, site)):
-                threading.Thread(target=self._carry, args=(one, two), daemon=True).start()
-
-    def _carry(self, one: socket.socket, two: socket.socket) -> None:
-        try:
-            while data := one.recv(65536):
-                two.sendall(data)
-        except OSError:
-            pass
-        for end in (one, two):
-            end.close()
-
-    def pull(self) -> None:
-        self.cuts += 1
-        lines, self.lines = self.lines, []
-        for line in lines:
-            with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
 
 
 def test_streams_give_the_same_weights_as_plain_calls(federation: Make, small: Small) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstill.common.config import RunConfig
+from fedstill.common.learner import Practice
 
 from .conftest import Federation, streams
 from .test_methods import flat, train_alone
@@ -107,6 +108,43 @@ def test_a_round_with_exact_feedback_is_eq_15_written_out(
     for error, way, done in zip(wrong, moved, effect, strict=True):
         assert error < 1e-4 * way
         assert error < 1e-3 * done  # the feedback alone moved everybody, the central model by way of the sites
+
+
+@pytest.mark.parametrize("jacobian", ["jvp", "difference"])
+def test_feedback_through_a_living_adamw_is_autograd_with_its_second_moment_held(
+    federation: Make, small: Small, jacobian: str
+) -> None:
+    made = federation(small("central.distill_rate=0.01"))
+    student, model, practice = made.student, made.student.learner.model, Practice()
+    rows, query, eta = np.arange(16), np.arange(8), 0.01
+    said = np.random.default_rng(1).dirichlet([1.0, 1.0], 16).astype(np.float32)
+    for _ in range(3):
+        student.step(rows, said[::-1].copy(), practice)
+    optimizer = student.learner.optimizer("distil", practice)
+    theta = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    first = {name: optimizer.state[p]["exp_avg"].clone() for name, p in model.named_parameters()}
+    place = student._place
+    found, _ = student.step_with_feedback(rows, said, query, practice, eta, dropout=False, jacobian=jacobian)  # type: ignore[arg-type]
+
+    second = {name: optimizer.state[p]["exp_avg_sq"] for name, p in model.named_parameters()}
+    y = torch.from_numpy(said).requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        with student.learner.at(*place):
+            model.train()
+            batch = student.public.batch(rows)
+            loss = -(y * torch.func.functional_call(model, theta, (batch,)).log_softmax(-1)).sum(-1).mean()
+            gradient = torch.autograd.grad(loss, list(theta.values()), create_graph=True)
+        moved = {}
+        for (name, before), g in zip(theta.items(), gradient, strict=True):  # step 4 of AdamW, by its definition
+            mean = (0.9 * first[name] + 0.1 * g) / (1 - 0.9**4)
+            moved[name] = before - eta * mean / ((second[name] / (1 - 0.999**4)).sqrt() + 1e-8)
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(moved[name], parameter, atol=1e-6)
+        model.eval()
+        logits = torch.func.functional_call(model, moved, (student.labelled.batch(query),))
+        wanted = torch.autograd.grad(F.cross_entropy(logits, student.labels[query]), y)[0]
+    assert float(wanted.norm()) > 1e-3
+    assert float((found - wanted).norm() / wanted.norm()) < (1e-3 if jacobian == "jvp" else 2e-2)
 
 
 def test_one_matrix_goes_to_all_sites_over_real_streams(federation: Make, small: Small) -> None:

@@ -192,7 +192,8 @@ def test_scalar_feedback_by_hand() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"feedback": "exact"}, "set server_optimizer = 'sgd' as well"),
+        ({"feedback": "exact", "optimizer_state": "fresh"}, "set optimizer_state = 'persistent'"),
+        ({"feedback": "exact", "aggregation": "median"}, "set aggregation = 'mean'"),
         ({"feedback": "none", "distil": False}, "nothing to learn"),
         ({"lambda": -1.0}, "greater than or equal to 0"),
         ({"lambda": "eta"}, "1/eta"),

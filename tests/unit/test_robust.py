@@ -92,3 +92,9 @@ def test_class_weights_by_hand_with_a_class_that_one_site_lacks_and_one_that_all
 
 def test_class_weights_are_those_of_who_answered() -> None:
     assert by_class({"b": np.array([10, 20, 0])})["b"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_votes_for_as_many_classes_as_sites_are_their_mean_under_the_median() -> None:
+    votes = {name: np.eye(3, dtype=np.float32)[[k, 0]] for k, name in enumerate("abc")}
+    found = combine(votes, dict.fromkeys("abc", 1.0), "median", probabilities=True)
+    assert found.tolist() == [pytest.approx([1 / 3, 1 / 3, 1 / 3]), [1.0, 0.0, 0.0]]

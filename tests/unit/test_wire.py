@@ -20,6 +20,7 @@ from fedstill.common.wire import (
     decode,
     encode,
     from_records,
+    items,
     predictions,
     same_shapes,
     to_records,
@@ -50,6 +51,39 @@ def test_a_frame_gives_back_every_array_bit_by_bit(arrays: dict[str, np.ndarray]
     found, told = decode(*flat(arrays, facts))
     assert same(arrays, found)
     assert told == facts
+
+
+@pytest.mark.parametrize(
+    ("rows", "bytes_"),
+    [
+        (np.arange(10_000), 0),  # whole numbers that count evenly are three numbers in the head
+        (np.arange(40, 8, -4), 0),
+        (np.array([3, 1, 2]), 12),
+        (np.array([5, 6, 8, 20]), 2),  # a bit each from 5 to 20
+        (np.array([5, 6, 8, 60]), 16),  # too far apart
+        (np.array([1 << 40, 5]), 0),
+        (np.array([7, 7, 1 << 40]), 24),
+        (np.array([7, 7]), 8),
+        (np.array([5]), 4),
+        (np.array([[1, 2], [3, 4]]), 16),
+    ],
+)
+def test_row_numbers_take_little_room_and_come_back(rows: np.ndarray, bytes_: int) -> None:
+    head, body = flat({"rows": rows}, {})
+    assert len(body) == bytes_
+    assert same({"rows": rows}, decode(head, body)[0])
+
+
+@pytest.mark.parametrize("described", [[0, 1 << 40, 1], [0, 5, 0], [0, 5], [0, 1 << 60, 1 << 59]])
+def test_a_range_that_is_none_or_too_long_is_refused(described: list[int]) -> None:
+    with pytest.raises(WireError, match="range"):
+        decode(json.dumps({"arrays": [["rows", "range", described]]}).encode(), memoryview(b""))
+
+
+@pytest.mark.parametrize(("described", "body"), [([0, 3], b"ab"), ([0], b"a"), ([0, 0], b""), ([1 << 60, 1], b"a")])
+def test_marks_that_their_frame_does_not_hold_are_refused(described: list[int], body: bytes) -> None:
+    with pytest.raises(WireError, match="marks"):
+        decode(json.dumps({"arrays": [["rows", "marks", described]]}).encode(), memoryview(body))
 
 
 @given(ARRAYS)
@@ -151,13 +185,13 @@ ROWS = np.array([4, 2, 9])
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"rows": ROWS, "logits": np.zeros((3, 3))}, r"shape \(3, 3\) instead of \(3, 2\)"),
-        ({"rows": ROWS, "logits": np.zeros((2, 2))}, r"shape \(2, 2\)"),
-        ({"rows": ROWS[::-1].copy(), "logits": np.zeros((3, 2))}, "other items than asked"),
-        ({"rows": ROWS[:2], "logits": np.zeros((2, 2))}, "other items than asked"),
-        ({"logits": np.zeros((3, 2))}, "without `rows`"),
-        ({"rows": ROWS, "logits": np.array([[0, np.nan], [0, 0], [0, 0]])}, "NaN or infinite"),
-        ({"rows": ROWS, "logits": np.array([[0, np.inf], [0, 0], [0, 0]])}, "NaN or infinite"),
+        ({"items": items(ROWS), "logits": np.zeros((3, 3))}, r"shape \(3, 3\) instead of \(3, 2\)"),
+        ({"items": items(ROWS), "logits": np.zeros((2, 2))}, r"shape \(2, 2\)"),
+        ({"items": items(ROWS[::-1]), "logits": np.zeros((3, 2))}, "other items than asked"),
+        ({"items": items(ROWS[:2]), "logits": np.zeros((2, 2))}, "other items than asked"),
+        ({"logits": np.zeros((3, 2))}, "without `items`"),
+        ({"items": items(ROWS), "logits": np.array([[0, np.nan], [0, 0], [0, 0]])}, "NaN or infinite"),
+        ({"items": items(ROWS), "logits": np.array([[0, np.inf], [0, 0], [0, 0]])}, "NaN or infinite"),
     ],
 )
 def test_predictions_that_cannot_be_used_say_why(arrays: dict[str, np.ndarray], reason: str) -> None:
@@ -168,7 +202,7 @@ def test_predictions_that_cannot_be_used_say_why(arrays: dict[str, np.ndarray], 
 
 def test_good_predictions_pass() -> None:
     ask = Ask("query.logits", {"rows": ROWS}, check=predictions(ROWS, 2))
-    check_reply(ask, Reply("a", {"rows": ROWS.copy(), "logits": np.zeros((3, 2), np.float32)}))
+    check_reply(ask, Reply("a", {"items": items(ROWS.copy()), "logits": np.zeros((3, 2), np.float32)}))
 
 
 def test_a_state_of_other_names_or_shapes_is_refused_with_the_list() -> None:

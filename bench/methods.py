@@ -1,0 +1,192 @@
+"""Every method's central model beside the mean of the isolated sites, on the built-in task with four families.
+
+    python bench/methods.py [--seeds 1 2 3] [--jobs 2] [--only fedid ds-fl]
+
+The federation is that of `make demo`, in one process, with one round of six local epochs, so that all rows begin at the
+same local models. Each (row, seed) is written to bench/methods.json as soon as it
+is done and is not run again; delete the file, or give --again, to measure anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import numpy as np
+
+from fedstill.client.node import Node
+from fedstill.common.wire import Ask, Reply
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "methods.json"
+CACHE = HERE.parent / "build" / "bench-methods"
+ONE_KIND = [f"sites.{number}.model=tiny-bert-warm" for number in range(4)]
+SHOT = ["method.distill_epochs=6"]
+WARM = ["method.warmup_epochs=6", "method.local_epochs=1"]
+EXACT = ["method.feedback=exact", "method.lambda=1/eta"]
+
+
+def of(name: str, *settings: str) -> list[str]:
+    """A row: the demo's settings under another method."""
+    return [f"method.name={name}", *settings]
+
+
+ROWS: dict[str, list[str]] = {
+    "isolated": of("isolated"),
+    "centralized": of("centralized"),
+    "fedid, scalar": of("fedid"),
+    "fedid, scalar, float16": of("fedid", "exchange.predictions=float16"),
+    "fedid, scalar, int8": of("fedid", "exchange.predictions=int8"),
+    "fedid, none": of("fedid", "method.feedback=none"),
+    "fedid, exact": of("fedid", *EXACT),
+    "fedkd": of("fedkd", *SHOT),
+    "ds-fl": of("ds-fl"),
+    "ds-fl, float16": of("ds-fl", "exchange.predictions=float16"),
+    "ds-fl, int8": of("ds-fl", "exchange.predictions=int8"),
+    "mhat": of("mhat"),
+    "feddf": of("feddf"),
+    "fedmd": of("fedmd", *WARM),
+    "cronus": of("cronus", *WARM),
+    "logit-fedavg": of("logit-fedavg"),
+    "adafd, enwc": of("adafd"),
+    "adafd, rnwc": of("adafd", "method.weighting=rnwc"),
+    "sinkhorn-E": of("sinkhorn", *SHOT),
+    "entropy-E": of("entropy", *SHOT),
+    "feded (one family)": of("feded", *ONE_KIND),
+    "isolated (one family)": of("isolated", *ONE_KIND),
+}
+
+
+def remember(node: Node) -> None:
+    """Local training that begins at the same weights and the same place of the run is done once for all rows."""
+    honest = node.answer
+
+    def answer(ask: Ask) -> Reply:
+        if ask.verb != "train.local" or ask.settings.get("describe"):
+            return honest(ask)
+        key = hashlib.sha256(json.dumps([node.config.seed, node.name, sorted(ask.settings.items())]).encode())
+        for name, value in [*sorted(node.state().items()), *sorted(ask.arrays.items())]:
+            key.update(name.encode() + value.tobytes())
+        path = CACHE / f"{key.hexdigest()}.npz"
+        if path.exists():
+            with np.load(path) as kept:
+                node.load_state({name: kept[name] for name in kept.files if name != "metrics"})
+                metrics = json.loads(str(kept["metrics"]))
+            return Reply(node.name, node.learner.weights() if ask.settings.get("send_weights") else {}, metrics)
+        reply = honest(ask)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        draft = CACHE / f"{os.getpid()}.npz"
+        np.savez(draft, metrics=json.dumps(reply.metrics), **node.state())
+        draft.replace(path)
+        return reply
+
+    node.answer = answer  # type: ignore[method-assign]
+
+
+def run(row: str, seed: int) -> dict[str, object]:
+    """One run of a row."""
+    import torch
+
+    from fedstill.common.config import load_run
+    from fedstill.server.app import admission
+    from fedstill.server.link import LocalLink
+    from fedstill.server.record import Record
+    from fedstill.server.student import Student
+    from fedstill.strategies import find_method
+
+    torch.set_num_threads(1)
+    isolated = row.startswith("isolated")
+    common = [
+        "rounds=1",
+        "method.local_epochs=6",
+        f"seed={seed}",
+        "report.centralized=false",
+        "report.evaluate=end",
+        "report.alone=false",
+        "data.test=1000",
+    ]
+    demo = (HERE.parent / "experiments" / "demo.toml").read_text(encoding="utf-8")
+    demo = demo.replace("distill_epochs = 2\n", "")  # not every method has it; those that do mean 3
+    config = load_run(demo, [*common, *ROWS[row]])
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        student = Student(config)
+        kind, params = find_method(config.method)
+        method = kind(params, config, student, Record(Path(folder) / "run", config))
+        nodes = [Node(config, site, "run", Path(folder) / site.name) for site in config.sites]
+        for node in nodes:
+            remember(node)
+        facts = method.run(LocalLink(nodes, admission(config, student)))
+    sites = facts["sites"].values()
+    return {
+        "central": None if isolated else facts["central"]["accuracy"],
+        "sites": float(np.mean([site["after"]["accuracy"] for site in sites])),
+        "bytes_up": int(np.mean([site["bytes_up"] for site in sites])),
+        "bytes_down": int(np.mean([site["bytes_down"] for site in sites])),
+        "cpu_seconds": round(time.process_time() - began, 1),
+    }
+
+
+def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| method | seeds | central | above the isolated mean, by seed | sites after | up, kB/site | down, kB/site |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        found = results.get(row)
+        if not found:
+            continue
+        base = results.get("isolated (one family)" if "one family" in row else "isolated", {})
+        seeds = sorted(found)
+        up, down = (np.mean([found[s][key] for s in seeds]) / 1e3 for key in ("bytes_up", "bytes_down"))
+        central, above = "-", "-"
+        if found[seeds[0]]["central"] is not None:
+            central = spread([found[s]["central"] for s in seeds])
+            above = " ".join(f"{100 * (found[s]['central'] - base[s]['sites']):+.1f}" for s in seeds if s in base)
+        after = spread([found[s]["sites"] for s in seeds])
+        lines.append(f"| {row} | {len(seeds)} | {central} | {above} | {after} | {up:,.1f} | {down:,.1f} |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float]) -> str:
+    """Mean and standard deviation."""
+    deviation = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{deviation}"
+
+
+def main() -> None:
+    """Run what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    parser.add_argument("--again", action="store_true")
+    asked = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    wanted = [(row, s) for s in asked.seeds for row in asked.only if asked.again or str(s) not in results.get(row, {})]
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        working = {pool.submit(run, row, seed): (row, seed) for row, seed in wanted}
+        for number, done in enumerate(as_completed(working), 1):
+            row, seed = working[done]
+            try:
+                found = done.result()
+            except Exception as error:
+                print(f"{number}/{len(wanted)}  {row}, seed {seed} failed: {error}", file=sys.stderr, flush=True)
+                continue
+            results.setdefault(row, {})[str(seed)] = found
+            RESULTS.write_text(json.dumps({name: results[name] for name in ROWS if name in results}, indent=1) + "\n")
+            print(f"{number}/{len(wanted)}  {row}, seed {seed}: {found}", flush=True)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,64 @@
+"""What a method costs on the wire by its paper's arithmetic, to stand beside the bytes that were counted.
+
+Bytes of one site and one round, by phase: (up, down). Numbers have four bytes, predictions as many as their encoding;
+ids, heads and gRPC's own framing are not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Phases = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the formulas are about."""
+
+    public: int  # N0, or the part of it that a round uses
+    classes: int  # C
+    passes: int = 1  # E_d, where every pass is exchanged
+    batches: int = 1  # exchanges in one pass
+    state: int = 0  # bytes of the weights that travel, 4P
+    width: int = 4  # bytes of a number in a prediction
+    exact: bool = False
+
+    @property
+    def prediction(self) -> int:
+        """One prediction of every public text."""
+        return self.width * self.public * self.classes
+
+
+def both_ways(s: Sizes) -> Phases:
+    """Predictions up, targets down."""
+    return {"prediction": (s.prediction, 0), "distillation": (0, s.prediction)}
+
+
+def batch_by_batch(s: Sizes) -> Phases:
+    """FedID: indices, ensemble and h (or the matrix G) down for every batch, predictions up."""
+    feedback = 4 * s.public * s.classes if s.exact else 4 * s.batches
+    down = 4 * s.public + s.prediction + feedback
+    return {"interactive": (s.passes * s.prediction, s.passes * down)}
+
+
+def weights_both_ways(s: Sizes) -> Phases:
+    """FedAvg and its kin: 4P down and up."""
+    return {"local training": (s.state, s.state)}
+
+
+def once(extra: str) -> Callable[[Sizes], Phases]:
+    """Predictions up and C more numbers, nothing back."""
+    return lambda s: {"prediction": (s.prediction, 0), extra: (4 * s.classes, 0)}
+
+
+FORMULAS: dict[str, Callable[[Sizes], Phases]] = {
+    "fedid": batch_by_batch,
+    "fedkd": once("class counts"),
+    "sinkhorn": once("noise probing"),
+    "entropy": once("noise probing"),
+    **dict.fromkeys(("ds-fl", "mhat", "logit-fedavg", "adafd", "fedmd", "cronus"), both_ways),
+    "feded": lambda s: {"local training": (0, s.state), "prediction": (s.prediction, 0)},
+    "feddf": lambda s: {"local training": (s.state, 0), "weights back": (0, s.state)},
+    "fedavg": weights_both_ways,
+}

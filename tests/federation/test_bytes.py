@@ -1,0 +1,95 @@
+"""Bytes at the socket beside the papers' arithmetic, and predictions in fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fedstill.common.config import RunConfig
+
+from .cable import Cable
+from .conftest import Federation, streams
+
+Make = Callable[..., Federation]
+Small = Callable[..., RunConfig]
+
+LARGE = (
+    "rounds=1",
+    "data.public=1024",
+    "train.max_length=8",
+    "method.distill_epochs=1",
+    "report.alone=false",
+    "report.centralized=false",
+)
+
+
+def counted(made: Federation) -> tuple[dict, Cable]:  # type: ignore[type-arg]
+    cables: list[Cable] = []
+
+    def through(port: int) -> int:
+        cables.append(Cable(port))
+        return cables[0].port
+
+    with streams(made, through) as link:
+        facts = made.run(link)
+    return facts["sites"], cables[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "phases"),
+    [
+        (("method.name=ds-fl",), {"prediction": "up", "distillation": "down"}),
+        (("method.name=fedid", "method.batch_size=1024"), {"interactive": "up"}),
+        (("method.name=ds-fl", "exchange.predictions=float16"), {"prediction": "up", "distillation": "down"}),
+    ],
+)
+def test_bytes_are_within_a_twentieth_of_the_formulas(
+    federation: Make, small: Small, changes: tuple[str, ...], phases: dict[str, str]
+) -> None:
+    made = federation(small(*LARGE, *changes))
+    sites, cable = counted(made)
+    width = 2 if "float16" in changes[-1] else 4
+    for site in sites.values():
+        for phase, way in phases.items():
+            assert site["formula"][phase][way] == width * 1024 * 2  # 4 N0 C
+            extra = 1.05 if width == 4 else 1.1  # a head of 150 bytes is a larger part of half the numbers
+            assert site["formula"][phase][way] < site["bytes"][phase][way] < extra * site["formula"][phase][way]
+    # what the summary counts is what goes over the line, but for HTTP/2's frames and gRPC's pings
+    up, down = (sum(site[f"bytes_{way}"] for site in sites.values()) for way in ("up", "down"))
+    assert up < cable.up < 1.25 * up + 4000
+    assert down < cable.down < 1.25 * down + 4000
+
+
+def test_rows_of_a_whole_pass_take_no_room(federation: Make, small: Small) -> None:
+    made = federation(small(*LARGE, "method.name=ds-fl"))
+    sites, _ = counted(made)
+    assert all(site["bytes"]["prediction"]["down"] < 300 for site in sites.values())
+
+
+@pytest.mark.parametrize(("encoding", "width", "error"), [("float16", 2, 1e-3), ("int8", 1, 2e-2)])
+def test_predictions_in_fewer_bytes_both_ways(
+    federation: Make, small: Small, encoding: str, width: int, error: float
+) -> None:
+    """The central model learns nearly the same from coded predictions, in as many bytes as the encoding says."""
+    changes = (*LARGE, "data.public=256", "method.name=ds-fl", "method.era_input=logits")
+    plain, coded = federation(small(*changes)), federation(small(*changes, f"exchange.predictions={encoding}"))
+    seen: dict[Federation, list[np.ndarray]] = {plain: [], coded: []}
+    for made in (plain, coded):
+        learn = made.student.distil
+
+        def distil(rows, targets, *rest, made=made, learn=learn):  # type: ignore[no-untyped-def]
+            seen[made].append(targets)
+            return learn(rows, targets, *rest)
+
+        made.student.distil = distil  # type: ignore[method-assign]
+    first, second = plain.run(), coded.run()
+    wanted, found = seen[plain][0], seen[coded][0]
+    assert wanted.shape == found.shape == (256, 2)
+    assert 0 < np.abs(wanted - found).max() < 10 * error  # sharpened tenfold by the method
+    for name, site in second["sites"].items():
+        saved = first["sites"][name]["bytes"]["prediction"]["up"] - site["bytes"]["prediction"]["up"]
+        assert saved == pytest.approx((4 - width) * 256 * 2, abs=60)
+        back = first["sites"][name]["bytes"]["distillation"]["down"] - site["bytes"]["distillation"]["down"]
+        assert back == pytest.approx((4 - width) * 256 * 2, abs=60)
