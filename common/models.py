@@ -76,7 +76,11 @@ class TextModel(nn.Module):
         return found
 
     def _write(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Class c scores the log-probability that the decoder writes label word c, its end included."""
+        """Class c scores the log-probability that the decoder writes label word c, its end included.
+
+        Less the mean over classes: a word's log-probability is far below zero for all of them, and averaged with
+        the logits of classifiers that offset would weigh more than what the model says.
+        """
         texts, classes = len(inputs["input_ids"]), len(self._words)
         base = self.net.get_base_model() if self.adapted else self.net
         states = base.get_encoder()(**inputs).last_hidden_state
@@ -91,7 +95,8 @@ class TextModel(nn.Module):
         # Padded places hold -100; they read token 0 and are then left out of the sum.
         tokens = said.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         scores: Tensor = tokens.masked_fill(targets < 0, 0.0).sum(dim=-1)
-        return scores.view(texts, classes)
+        scores = scores.view(texts, classes)
+        return scores - scores.mean(dim=-1, keepdim=True)
 
     def trainable_state(self) -> dict[str, Tensor]:
         """Copies of what travels: parameters and buffers, or adapters and head alone with LoRA."""
