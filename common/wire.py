@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fedstill.common.states import Place, State, differences, shapes_of
+
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]  # JSON values: numbers, words, lists and tables of them
 
@@ -30,7 +32,7 @@ class Ask:
     """A question to nodes: a verb, arrays and settings for all, `each` for a part per node, `to` for some of them."""
 
     verb: str
-    arrays: Arrays = field(default_factory=dict)
+    arrays: State = field(default_factory=dict)
     settings: Facts = field(default_factory=dict)
     each: Mapping[str, Facts] = field(default_factory=dict)
     to: tuple[str, ...] | None = None
@@ -49,7 +51,7 @@ class Reply:
     """A node's answer."""
 
     node: str
-    arrays: Arrays = field(default_factory=dict)
+    arrays: State = field(default_factory=dict)
     metrics: Facts = field(default_factory=dict)
 
 
@@ -76,16 +78,12 @@ def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
     return check
 
 
-def same_shapes(like: Arrays) -> Callable[[Reply], None]:
+def same_shapes(like: State) -> Callable[[Reply], None]:
     """The check of an Ask for a model state: the same names and shapes as `like`."""
-    shapes = {name: value.shape for name, value in like.items()}
+    shapes = shapes_of(like)
 
     def check(reply: Reply) -> None:
-        wrong = [
-            f"{name} {reply.arrays[name].shape if name in reply.arrays else 'missing'} instead of {shapes.get(name)}"
-            for name in sorted(shapes.keys() | reply.arrays.keys())
-            if name not in reply.arrays or reply.arrays[name].shape != shapes.get(name)
-        ]
+        wrong = differences(shapes_of(reply.arrays), shapes)
         if wrong:
             raise WireError(f"{len(wrong)} arrays differ from the central model's: " + "; ".join(wrong[:8]))
 
@@ -109,7 +107,7 @@ def _few(ids: np.ndarray) -> str:
 # --- frames --------------------------------------------------------------------------------------------------------
 
 
-def encode(arrays: Arrays, facts: Facts) -> tuple[bytes, list[memoryview]]:
+def encode(arrays: State, facts: Facts) -> tuple[bytes, list[memoryview]]:
     """The JSON head of a frame and the arrays' bytes behind it, in order and without copying them."""
     described, buffers = [], []
     for name, value in arrays.items():
@@ -123,12 +121,18 @@ def encode(arrays: Arrays, facts: Facts) -> tuple[bytes, list[memoryview]]:
 
 def decode(head: bytes, body: memoryview) -> tuple[Arrays, Facts]:
     """The arrays (views of `body`) and facts of a frame; a head that does not fit its body is refused."""
+    places, facts = describe(head, len(body))
+    return {name: _view(body, place) for name, place in places.items()}, facts
+
+
+def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
+    """Where each array lies in a body of this length, and the facts; a head that does not fit is refused."""
     try:
         facts = json.loads(head)
         described = [(str(n), str(d), tuple(int(s) for s in shape)) for n, d, shape in facts.pop("arrays")]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WireError(f"the head of a frame cannot be read: {type(error).__name__}") from None
-    arrays: Arrays = {}
+    places: dict[str, Place] = {}
     at = 0
     for name, dtype, shape in described:
         if dtype not in DTYPES or any(side < 0 for side in shape):
@@ -137,19 +141,23 @@ def decode(head: bytes, body: memoryview) -> tuple[Arrays, Facts]:
         for side in shape:
             count *= side
         size = count * np.dtype(dtype).itemsize
-        if at + size > len(body):
+        if at + size > length:
             raise WireError(f"array {name!r} is longer than its frame")
-        arrays[name] = np.frombuffer(body, dtype=dtype, count=count, offset=at).reshape(shape)
+        places[name] = Place(dtype, shape, count, at)
         at += size
-    if at != len(body):
-        raise WireError(f"a frame has {len(body) - at} bytes that no array describes")
-    return arrays, facts
+    if at != length:
+        raise WireError(f"a frame has {length - at} bytes that no array describes")
+    return places, facts
+
+
+def _view(body: memoryview, place: Place) -> np.ndarray:
+    return np.frombuffer(body, place.dtype, place.count, place.start).reshape(place.shape)
 
 
 # --- Flower's records ----------------------------------------------------------------------------------------------
 
 
-def to_records(arrays: Arrays, facts: Facts) -> RecordDict:
+def to_records(arrays: State, facts: Facts) -> RecordDict:
     """The same content as a Flower RecordDict."""
     record = ArrayRecord({name: _to_array(value) for name, value in arrays.items()})
     return RecordDict({"arrays": record, "facts": ConfigRecord({"json": json.dumps(facts)})})
@@ -176,7 +184,7 @@ def _from_array(name: str, value: Array) -> np.ndarray:
     return decode(head, memoryview(value.data))[0][name]
 
 
-def size_of(arrays: Arrays, facts: Facts) -> int:
+def size_of(arrays: State, facts: Facts) -> int:
     """How many bytes a frame with this content has."""
     head, buffers = encode(arrays, facts)
     return len(head) + sum(len(buffer) for buffer in buffers)

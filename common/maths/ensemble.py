@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstill.common.states import LazyState, State, shapes_of
+
 Matrix = NDArray[np.float32]
+BLOCK = 1 << 20  # numbers that are worked on at a time, so that no second array of full size is made
 
 
 def by_size(sizes: Mapping[str, int]) -> dict[str, float]:
@@ -50,17 +53,24 @@ def entropy_reduction(mean: Matrix, temperature: float = 0.1) -> Matrix:
     return softmax(mean, temperature)
 
 
-def mean_arrays(states: Mapping[str, Mapping[str, np.ndarray]], weights: Mapping[str, float]) -> dict[str, np.ndarray]:
-    """theta = sum_k w_k theta_k, array by array (FedID eq. 3); whole numbers such as counters come from the first."""
-    first = states[next(iter(weights))]
-    return {name: _mean([(weights[site], states[site][name]) for site in weights]) for name in first}
+def mean_arrays(states: Mapping[str, State], weights: Mapping[str, float]) -> LazyState:
+    """theta = sum_k w_k theta_k (FedID eq. 3), each array made when asked for, in the order of `weights`.
+
+    Whole numbers such as counters come from the first.
+    """
+    shapes = shapes_of(states[next(iter(weights))])
+    return LazyState(shapes, lambda name: _mean((weights[site], states[site][name]) for site in weights))
 
 
-def _mean(parts: list[tuple[float, np.ndarray]]) -> np.ndarray:
-    like = parts[0][1]
-    if like.dtype.kind != "f":
-        return like
-    total = np.zeros(like.shape, np.float64)
+def _mean(parts: Iterable[tuple[float, np.ndarray]]) -> np.ndarray:
+    total: NDArray[np.float64] | None = None
     for weight, value in parts:
-        total += weight * value
-    return np.asarray(total, dtype=like.dtype)
+        if value.dtype.kind != "f":
+            return value
+        if total is None:
+            total, like = np.zeros(value.size, np.float64), value.dtype
+        flat = value.reshape(-1)
+        for start in range(0, flat.size, BLOCK):
+            total[start : start + BLOCK] += weight * flat[start : start + BLOCK]
+    assert total is not None
+    return total.astype(like).reshape(value.shape)
