@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstill.common.states import Spool, State, spooled
+from fedstill.common.states import Spool, SpooledState, State
 from fedstill.common.wire import Facts, WireError, chunks, decode, describe, encode
 
 METHOD = "/fedstill.Exchange/Session"
@@ -139,4 +139,4 @@ def _to_disk(head: bytes, pieces: Iterable[bytes | memoryview], length: int, spo
             f"a frame of {length:,} bytes cannot be kept on disk ({error.strerror}); free some space where "
             f"{spool.folder or 'temporary files'} lies"
         ) from None
-    return spooled(file, places), facts
+    return SpooledState(file, places), facts

@@ -122,7 +122,9 @@ class TextModel(nn.Module):
         """What does not travel under adapters: it must be the same on both sides. Empty without LoRA."""
         if not self.adapted:
             return {}
-        return {name: value.detach().cpu() for name, value in self.net.named_parameters() if not value.requires_grad}
+        frozen = {name: value.detach().cpu() for name, value in self.net.named_parameters() if not value.requires_grad}
+        # the head that peft put aside for the trained one is never used
+        return {name: value for name, value in frozen.items() if ".original_module." not in name}
 
     def _travelling(self) -> dict[str, Tensor]:
         if self.adapted:

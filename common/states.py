@@ -15,6 +15,7 @@ import numpy as np
 State = Mapping[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
 
+BLOCK = 1 << 20  # numbers that are worked on at a time
 SPOOL_ABOVE = 16 << 20  # bytes of a frame's body from which the server keeps it on disk
 
 
@@ -23,6 +24,10 @@ class LazyState(Mapping[str, np.ndarray]):
 
     def __init__(self, shapes: Shapes, make: Callable[[str], np.ndarray]) -> None:
         self.shapes, self._make = shapes, make
+
+    def blocks(self, name: str) -> Iterator[np.ndarray]:
+        """The numbers of an array in their order, BLOCK of them at a time."""
+        return _blocks(self[name])
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.shapes:
@@ -37,6 +42,16 @@ class LazyState(Mapping[str, np.ndarray]):
 
     def __contains__(self, name: object) -> bool:
         return name in self.shapes
+
+
+def blocks_of(state: State, name: str) -> Iterator[np.ndarray]:
+    """The numbers of an array in their order, a block at a time, so that no second array of full size is needed."""
+    return state.blocks(name) if isinstance(state, LazyState) else _blocks(state[name])
+
+
+def _blocks(value: np.ndarray) -> Iterator[np.ndarray]:
+    flat = value.reshape(-1)
+    return (flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK))
 
 
 def shapes_of(state: Mapping[str, Any]) -> Shapes:
@@ -79,22 +94,32 @@ class Spool:
         return tempfile.TemporaryFile(dir=self.folder)
 
 
-def spooled(file: IO[bytes], places: Mapping[str, Place]) -> LazyState:
-    """The arrays of a body that lies in a file, read one at a time."""
+class SpooledState(LazyState):
+    """The arrays of a body that lies in a file, read when they are asked for."""
 
-    def read(name: str) -> np.ndarray:
-        place = places[name]
-        found = np.empty(place.count, place.dtype)
-        rest, at = found.view(np.uint8).data, place.start
+    def __init__(self, file: IO[bytes], places: Mapping[str, Place]) -> None:
+        super().__init__({name: place.shape for name, place in places.items()}, self._whole)
+        self._file, self._places = file, places
+
+    def blocks(self, name: str) -> Iterator[np.ndarray]:
+        """The numbers of an array in their order; no more of it than a block is in memory."""
+        count = self._places[name].count
+        return (self._read(name, start, min(BLOCK, count - start)) for start in range(0, count, BLOCK))
+
+    def _whole(self, name: str) -> np.ndarray:
+        return self._read(name, 0, self._places[name].count).reshape(self.shapes[name])
+
+    def _read(self, name: str, start: int, count: int) -> np.ndarray:
+        place = self._places[name]
+        found = np.empty(count, place.dtype)
+        rest, at = found.view(np.uint8).data, place.start + start * found.itemsize
         while rest:
-            got = os.preadv(file.fileno(), [rest], at)
+            got = os.preadv(self._file.fileno(), [rest], at)
             if got == 0:
                 raise OSError(f"the file behind array {name!r} is shorter than it was")
             rest, at = rest[got:], at + got
         found.flags.writeable = False
-        return found.reshape(place.shape)
-
-    return LazyState({name: place.shape for name, place in places.items()}, read)
+        return found
 
 
 def private_names(names: Iterable[str], patterns: Iterable[str]) -> frozenset[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedstill.common.states import Place, State, differences, shapes_of
+from fedstill.common.states import Place, State, blocks_of, differences, shapes_of
 
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]  # JSON values: numbers, words, lists and tables of them
@@ -92,8 +92,8 @@ def same_shapes(like: State) -> Callable[[Reply], None]:
 
 def check_reply(ask: Ask, reply: Reply) -> None:
     """Refuse a Reply with numbers that are not finite, or that is not what the Ask wanted."""
-    for name, value in reply.arrays.items():
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
+    for name in reply.arrays:
+        if not all(np.isfinite(block).all() for block in blocks_of(reply.arrays, name)):
             raise WireError(f"array {name!r} has NaN or infinite values")
     if ask.check is not None:
         ask.check(reply)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from pydantic import Field
 
@@ -219,7 +219,7 @@ class Bulyan(Krum):
 def _message(state: State, texts: int) -> Message:
     arrays = ArrayRecord({name: Array(value) for name, value in state.items()})
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": texts})})
-    return Message(content, dst_node_id=0, message_type="train")
+    return Message(content=content, metadata=Metadata(0, "", 0, 0, "", "", 0.0, 0.0, "train"))  # it never travels
 
 
 @contextmanager

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstill.common.states import LazyState, State, shapes_of
+from fedstill.common.states import LazyState, State, blocks_of, shapes_of
 
 Matrix = NDArray[np.float32]
-BLOCK = 1 << 20  # numbers that are worked on at a time, so that no second array of full size is made
 
 
 def by_size(sizes: Mapping[str, int]) -> dict[str, float]:
@@ -59,18 +59,29 @@ def mean_arrays(states: Mapping[str, State], weights: Mapping[str, float]) -> La
     Whole numbers such as counters come from the first.
     """
     shapes = shapes_of(states[next(iter(weights))])
-    return LazyState(shapes, lambda name: _mean((weights[site], states[site][name]) for site in weights))
+
+    def mean(name: str) -> np.ndarray:
+        parts = zip(*(blocks_of(states[site], name) for site in weights), strict=True)
+        return _joined((_mean(list(weights.values()), blocks) for blocks in parts), shapes[name])
+
+    return LazyState(shapes, mean)
 
 
-def _mean(parts: Iterable[tuple[float, np.ndarray]]) -> np.ndarray:
-    total: NDArray[np.float64] | None = None
-    for weight, value in parts:
-        if value.dtype.kind != "f":
-            return value
-        if total is None:
-            total, like = np.zeros(value.size, np.float64), value.dtype
-        flat = value.reshape(-1)
-        for start in range(0, flat.size, BLOCK):
-            total[start : start + BLOCK] += weight * flat[start : start + BLOCK]
-    assert total is not None
-    return total.astype(like).reshape(value.shape)
+def _mean(weights: list[float], blocks: Sequence[np.ndarray]) -> np.ndarray:
+    if blocks[0].dtype.kind != "f":
+        return blocks[0]
+    total = np.zeros(blocks[0].shape, np.float64)
+    for weight, value in zip(weights, blocks, strict=True):
+        total += np.multiply(weight, value, dtype=np.float64)  # so that the mean of equal numbers is that number
+    return total.astype(blocks[0].dtype)
+
+
+def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    found: np.ndarray | None = None
+    at = 0
+    for block in blocks:
+        if found is None:
+            found = np.empty(math.prod(shape), block.dtype)
+        found[at : at + block.size] = block
+        at += block.size
+    return np.zeros(shape, np.float32) if found is None else found.reshape(shape)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import AgglomerativeClustering
 
-from fedstill.common.maths.ensemble import BLOCK
+from fedstill.common.states import BLOCK
 
 Square = NDArray[np.float64]
 
@@ -59,5 +59,5 @@ def moved(state: np.ndarray, updates: Mapping[str, np.ndarray], weights: Mapping
     """w + sum_i a_i Delta_i."""
     total = state.astype(np.float64)
     for site, weight in weights.items():
-        total += weight * updates[site]
+        total += np.multiply(weight, updates[site], dtype=np.float64)
     return total.astype(state.dtype)
