@@ -41,6 +41,7 @@ from rich.table import Table
 
 from fedstill.common.frames import CHUNK, grpc_options
 from fedstill.common.maths.ensemble import mean_arrays, uniform
+from fedstill.common.states import copied
 from fedstill.common.wire import Arrays, Ask, Failure, Reply, check_reply, same_shapes
 from fedstill.deploy import flower
 from fedstill.deploy.processes import Processes
@@ -169,7 +170,7 @@ class Ours:
         """The central state to every site and back, and their mean into the central state."""
         self.central = self.central or random_state()
         began = time.perf_counter()
-        ask = Ask("query.echo", {n: v.copy() for n, v in self.central.items()}, check=same_shapes(self.central))
+        ask = Ask("query.echo", copied(self.central), check=same_shapes(self.central))
         outcomes = list(self.server.deliver(dict.fromkeys(self.sites, ask), DEADLINE))
         seconds = time.perf_counter() - began
         replies = {reply.node: reply for reply in outcomes if isinstance(reply, Reply)}

@@ -54,6 +54,17 @@ def _blocks(value: np.ndarray) -> Iterator[np.ndarray]:
     return (flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK))
 
 
+def copied(state: State) -> dict[str, np.ndarray]:
+    """A copy in one piece of memory, which goes back to the system whole instead of leaving holes."""
+    sizes = {name: -(-value.nbytes // 64) * 64 for name, value in state.items()}  # every array begins aligned
+    memory, found, at = np.empty(sum(sizes.values()), np.uint8), {}, 0
+    for name, value in state.items():
+        found[name] = memory[at : at + value.nbytes].view(value.dtype).reshape(value.shape)
+        found[name][...] = value
+        at += sizes[name]
+    return found
+
+
 def shapes_of(state: Mapping[str, Any]) -> Shapes:
     """The shape of each array, without making any."""
     if isinstance(state, LazyState):
@@ -81,6 +92,10 @@ class Place:
     count: int
     start: int
 
+    def part(self, first: int, count: int) -> Place:
+        """Where `count` of its numbers lie, from number `first` on."""
+        return Place(self.dtype, (count,), count, self.start + first * np.dtype(self.dtype).itemsize)
+
 
 @dataclass(frozen=True)
 class Spool:
@@ -98,28 +113,27 @@ class SpooledState(LazyState):
     """The arrays of a body that lies in a file, read when they are asked for."""
 
     def __init__(self, file: IO[bytes], places: Mapping[str, Place]) -> None:
-        super().__init__({name: place.shape for name, place in places.items()}, self._whole)
+        # a function, no method: with a cycle the file would stay until the garbage collector finds it
+        super().__init__({n: place.shape for n, place in places.items()}, lambda n: _read(file, places[n]))
         self._file, self._places = file, places
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """The numbers of an array in their order; no more of it than a block is in memory."""
-        count = self._places[name].count
-        return (self._read(name, start, min(BLOCK, count - start)) for start in range(0, count, BLOCK))
-
-    def _whole(self, name: str) -> np.ndarray:
-        return self._read(name, 0, self._places[name].count).reshape(self.shapes[name])
-
-    def _read(self, name: str, start: int, count: int) -> np.ndarray:
         place = self._places[name]
-        found = np.empty(count, place.dtype)
-        rest, at = found.view(np.uint8).data, place.start + start * found.itemsize
-        while rest:
-            got = os.preadv(self._file.fileno(), [rest], at)
-            if got == 0:
-                raise OSError(f"the file behind array {name!r} is shorter than it was")
-            rest, at = rest[got:], at + got
-        found.flags.writeable = False
-        return found
+        for start in range(0, place.count, BLOCK):
+            yield _read(self._file, place.part(start, min(BLOCK, place.count - start)))
+
+
+def _read(file: IO[bytes], place: Place) -> np.ndarray:
+    found = np.empty(place.count, place.dtype)
+    rest, at = found.view(np.uint8).data, place.start
+    while rest:
+        got = os.preadv(file.fileno(), [rest], at)
+        if got == 0:
+            raise OSError("a file with a site's answer is shorter than it was")
+        rest, at = rest[got:], at + got
+    found.flags.writeable = False
+    return found.reshape(place.shape)
 
 
 def private_names(names: Iterable[str], patterns: Iterable[str]) -> frozenset[str]:

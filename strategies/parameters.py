@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedstill.common.maths.ensemble import by_size, mean_arrays
-from fedstill.common.states import LazyState, State, differences, private_names, shapes_of
+from fedstill.common.states import LazyState, State, copied, differences, private_names, shapes_of
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, same_shapes
 from fedstill.strategies.base import Method, Params
 from fedstill.strategies.predicting import names
@@ -91,7 +91,8 @@ class ParameterMethod(Method):
     def central(self, copy: bool = False) -> Arrays:
         """The shared part of the central model: a copy, or views that change when the model does."""
         own = self.student.learner.weights(copy=False)
-        return {name: value.copy() if copy else value for name, value in own.items() if name not in self.private}
+        shared = {name: value for name, value in own.items() if name not in self.private}
+        return copied(shared) if copy else shared
 
     def update(self, state: State) -> None:
         """The central model takes over a shared part, an array at a time; its private parts stay as they began."""

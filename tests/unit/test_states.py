@@ -11,7 +11,7 @@ import pytest
 from fedstill.common.frames import CHUNK, REPLY, Frame, cut, join
 from fedstill.common.maths.ensemble import mean_arrays
 from fedstill.common.maths.similarity import cosines, halves, inner_products, should_split
-from fedstill.common.states import BLOCK, LazyState, Spool, blocks_of, differences, private_names, shapes_of
+from fedstill.common.states import BLOCK, LazyState, Spool, blocks_of, copied, differences, private_names, shapes_of
 from fedstill.common.wire import Ask, Reply, WireError, check_reply, same_shapes
 
 RNG = np.random.default_rng(3)
@@ -98,6 +98,20 @@ def test_the_mean_of_spooled_states_is_that_of_states_in_memory(tmp_path: Path) 
         assert np.allclose(disk[name], expected, rtol=1e-6)
     same = mean_arrays({"a": STATE, "b": STATE}, {"a": 1 / 3, "b": 2 / 3})
     assert np.array_equal(same["large"], STATE["large"])
+
+
+def test_a_copy_in_one_piece_is_a_copy() -> None:
+    found = copied(STATE)
+    for name, value in STATE.items():
+        assert (found[name].dtype, found[name].shape, found[name].tobytes()) == (
+            value.dtype, value.shape, value.tobytes(),
+        )  # fmt: skip
+        assert not np.shares_memory(found[name], value)
+        assert found[name].flags.aligned
+        assert found[name].flags.c_contiguous
+    before = found["one"].copy()
+    found["counts"][...] = -1
+    assert np.array_equal(found["one"], before)
 
 
 def test_differences_name_what_is_missing_too_much_or_of_another_shape() -> None:
