@@ -8,7 +8,8 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport bench-bytes bench-methods clean
+.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport bench-bytes \
+	bench-methods bench-parameters bench-adapters clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -63,6 +64,12 @@ bench-bytes: $(READY) ## bytes of every method beside its paper's arithmetic; wr
 
 bench-methods: $(READY) ## every method beside the isolated sites, 3 seeds, about an hour; writes bench/methods.json
 	$(BIN)/python bench/methods.py
+
+bench-parameters: $(READY) ## a BERT-base state to the sites and back, seconds and memory; writes bench/parameters.json
+	$(BIN)/python bench/parameters.py
+
+bench-adapters: $(READY) ## all parameters against LoRA adapters, bytes and accuracy; writes bench/adapters.json
+	$(BIN)/python bench/adapters.py
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

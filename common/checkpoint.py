@@ -8,15 +8,19 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
+from fedstill.common.states import State
 from fedstill.common.wire import Arrays, Facts
 
 KEEP = 3  # the sites are one round ahead while the server writes, and one may turn out damaged
+_DTYPES = {f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("float", "int") for bits in (64, 32, 16)}
+_DTYPES |= {"int8": "I8", "uint8": "U8", "bool": "BOOL"}
 _NAME = re.compile(r"^round-(\d+)$")
 
 
@@ -24,19 +28,15 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written or read; the text names the file."""
 
 
-def save(folder: Path, number: int, arrays: Arrays, facts: Facts, keep: int = KEEP) -> Path:
+def save(folder: Path, number: int, arrays: State, facts: Facts, keep: int = KEEP) -> Path:
     """Write the checkpoint of round `number`: files first, then their checksums, then the name."""
     target, draft = folder / f"round-{number:05d}", folder / f".draft-{os.getpid()}-{number:05d}"
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        content = {
-            "arrays.safetensors": safetensors.numpy.save({n: np.asarray(a, order="C") for n, a in arrays.items()}),
-            "facts.json": json.dumps(facts, indent=1).encode(),
-        }
-        sums = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
-        for name, data in {**content, "sha256.json": json.dumps(sums).encode()}.items():
-            _write(draft / name, data)
+        content = {"arrays.safetensors": _packed(arrays), "facts.json": [json.dumps(facts, indent=1).encode()]}
+        sums = {name: _write(draft / name, pieces) for name, pieces in content.items()}
+        _write(draft / "sha256.json", [json.dumps(sums).encode()])
         if target.exists():
             shutil.rmtree(target)
         draft.rename(target)
@@ -91,15 +91,36 @@ def newest(folder: Path, among: set[int] | None = None) -> tuple[int, Arrays, Fa
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small file in one step."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    _write(draft, text.encode())
+    _write(draft, [text.encode()])
     draft.replace(path)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _packed(arrays: State) -> Iterator[bytes | memoryview]:
+    """A safetensors file piece by piece: the library would put a copy of everything together in memory first."""
+    head: Facts = {}
+    at = 0
+    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that every array is aligned
+    for name in names:
+        value = arrays[name]
+        head[name] = {"dtype": _DTYPES[value.dtype.name], "shape": value.shape, "data_offsets": [at, at + value.nbytes]}
+        at += value.nbytes
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        yield np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8).data
+
+
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write a file so that it is on the disk; its checksum."""
+    digest = hashlib.sha256()
     with path.open("wb") as file:
-        file.write(data)
+        for piece in pieces:
+            digest.update(piece)
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedstill.common.states import State
 from fedstill.common.wire import Arrays, WireError
 
 Encoding = Literal["float32", "float16", "int8"]
@@ -14,7 +15,7 @@ _BOUNDS = "{}.bounds"
 _HALF = float(np.finfo(np.float16).max)
 
 
-def pack(arrays: Arrays, encoding: Encoding) -> Arrays:
+def pack(arrays: State, encoding: Encoding) -> State:
     """The predictions among the arrays, encoded; everything else as it is."""
     if encoding == "float32":
         return arrays
@@ -32,7 +33,7 @@ def pack(arrays: Arrays, encoding: Encoding) -> Arrays:
     return packed
 
 
-def unpack(arrays: Arrays) -> Arrays:
+def unpack(arrays: State) -> State:
     """What `pack` was given, as near as its encoding allows; whoever reads it need not know which that was."""
     if not any(name in arrays for name in PREDICTIONS):
         return arrays

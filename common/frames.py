@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstill.common.wire import Arrays, Facts, WireError, chunks, decode, encode
+from fedstill.common.states import Spool, SpooledState, State
+from fedstill.common.wire import Facts, WireError, chunks, decode, describe, encode
 
 METHOD = "/fedstill.Exchange/Session"
 CHUNK = 1 << 20
@@ -25,7 +26,7 @@ class Frame:
 
     kind: int
     number: int = 0
-    arrays: Arrays = field(default_factory=dict)
+    arrays: State = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
 
 
@@ -63,8 +64,13 @@ def cut(frame: Frame) -> Iterator[bytes]:
     return chunks(head, buffers, prefix, CHUNK)
 
 
-def join(messages: Iterable[bytes], limit: int, count: Callable[[int], None]) -> Iterator[Frame]:
-    """The frames in a stream of messages; one that is malformed or longer than `limit` raises WireError."""
+def join(
+    messages: Iterable[bytes], limit: int, count: Callable[[int], None], spool: Spool | None = None
+) -> Iterator[Frame]:
+    """The frames in a stream of messages; one that is malformed or longer than `limit` raises WireError.
+
+    With a spool the body of a large frame goes to disk as it arrives, and its arrays are read one at a time.
+    """
     arriving = iter(messages)
     for message in arriving:
         count(len(message))
@@ -81,27 +87,56 @@ def join(messages: Iterable[bytes], limit: int, count: Callable[[int], None]) ->
         begin = _PREFIX.size + head_length
         if len(message) < begin:
             raise WireError("the head of a frame is cut off")
-        body = _collect(memoryview(message)[begin:], body_length, arriving, count)
-        arrays, facts = decode(message[_PREFIX.size : begin], body)
-        yield Frame(kind, number, arrays, facts)
+        head, first = message[_PREFIX.size : begin], memoryview(message)[begin:]
+        pieces = _body(first, body_length, arriving, count)
+        if spool is not None and body_length > spool.above:
+            yield Frame(kind, number, *_to_disk(head, pieces, body_length, spool))
+        else:
+            yield Frame(kind, number, *decode(head, _collect(first, pieces, body_length)))
 
 
-def _collect(first: memoryview, length: int, arriving: Iterator[bytes], count: Callable[[int], None]) -> memoryview:
+def _body(
+    first: memoryview, length: int, arriving: Iterator[bytes], count: Callable[[int], None]
+) -> Iterator[bytes | memoryview]:
     """The body of a frame: the rest of its first message, and as many more messages as it needs."""
-    if len(first) == length:
-        return first
-    body = np.empty(length, np.uint8).data  # pages are taken only as bytes arrive
     at = len(first)
     if at > length:
         raise WireError("a frame is longer than it announced")
-    body[:at] = first
+    yield first
     while at < length:
         message = next(arriving, None)
         if message is None:
             raise WireError("the stream ended inside a frame")
         count(len(message))
-        if not message or at + len(message) > length:
-            raise WireError("a frame is longer than it announced")
-        body[at : at + len(message)] = message
         at += len(message)
+        if not message or at > length:
+            raise WireError("a frame is longer than it announced")
+        yield message
+
+
+def _collect(first: memoryview, pieces: Iterable[bytes | memoryview], length: int) -> memoryview:
+    """A body in memory."""
+    if len(first) == length:
+        return first
+    body = np.empty(length, np.uint8).data  # pages are taken only as bytes arrive
+    at = 0
+    for piece in pieces:
+        body[at : at + len(piece)] = piece
+        at += len(piece)
     return body
+
+
+def _to_disk(head: bytes, pieces: Iterable[bytes | memoryview], length: int, spool: Spool) -> tuple[State, Facts]:
+    """A body on disk, its head checked before anything is written."""
+    places, facts = describe(head, length)
+    try:
+        file = spool.open()
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+    except OSError as error:
+        raise WireError(
+            f"a frame of {length:,} bytes cannot be kept on disk ({error.strerror}); free some space where "
+            f"{spool.folder or 'temporary files'} lies"
+        ) from None
+    return SpooledState(file, places), facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedstill.common.config import LearnerConfig, TrainConfig
 from fedstill.common.models import Encoded, TextModel
 from fedstill.common.randomness import derive, seeded
+from fedstill.common.states import State
 from fedstill.common.wire import Arrays
 
 Rows = NDArray[np.int64]
@@ -142,17 +144,24 @@ class Learner:
 
     # --- states ---
 
-    def weights(self) -> Arrays:
-        """What travels of the model, as arrays."""
-        return {name: tensor.numpy() for name, tensor in self.model.trainable_state().items()}
+    def weights(self, copy: bool = True) -> Arrays:
+        """What travels of the model, as arrays: copies, or views that change when the model does."""
+        return {name: tensor.numpy() for name, tensor in self.model.trainable_state(copy).items()}
 
-    def load_weights(self, arrays: Arrays) -> None:
+    def load_weights(self, arrays: State) -> None:
         """Take over weights that fit, by name and shape."""
-        self.model.load_trainable_state({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
+        self.model.load_trainable_state(arrays)
 
-    def state(self) -> Arrays:
-        """Weights and living optimizers, for a checkpoint."""
-        arrays = {f"model/{name}": value for name, value in self.weights().items()}
+    def frozen_sum(self) -> str:
+        """A checksum of what adapters leave untouched: it does not travel, so it must be the same everywhere."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.frozen_state().items()):
+            digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def state(self, copy: bool = True) -> Arrays:
+        """Weights and living optimizers, for a checkpoint; weights are copies or views."""
+        arrays = {f"model/{name}": value for name, value in self.weights(copy).items()}
         for key, optimizer in self._optimizers.items():
             for index, entry in optimizer.state_dict()["state"].items():
                 for name, value in entry.items():

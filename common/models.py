@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedstill.common.builtin import BUILTINS, Builtin, builtin_folder, builtin_models, quiet
 from fedstill.common.data import Text
 from fedstill.common.randomness import seeded
+from fedstill.common.states import State, differences, shapes_of
 from fedstill.common.tasks import Task, hub_reachable
 from fedstill.common.tokens import Encoded, encode
 
@@ -98,20 +100,15 @@ class TextModel(nn.Module):
         scores = scores.view(texts, classes)
         return scores - scores.mean(dim=-1, keepdim=True)
 
-    def trainable_state(self) -> dict[str, Tensor]:
-        """Copies of what travels: parameters and buffers, or adapters and head alone with LoRA."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self._travelling().items()}
+    def trainable_state(self, copy: bool = True) -> dict[str, Tensor]:
+        """What travels: parameters and buffers, or adapters and head alone with LoRA; copies, or the tensors."""
+        found = {name: tensor.detach().cpu() for name, tensor in self._travelling().items()}
+        return {name: tensor.clone() for name, tensor in found.items()} if copy else found
 
-    def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a state of exactly these names and shapes."""
+    def load_trainable_state(self, state: Mapping[str, Tensor] | State) -> None:
+        """Take over a state of exactly these names and shapes, array by array."""
         own = self._travelling()
-        wrong = [f"{name} is missing" for name in own if name not in state]
-        wrong += [f"{name} is not part of this model" for name in state if name not in own]
-        wrong += [
-            f"{name} has shape {tuple(state[name].shape)} instead of {tuple(tensor.shape)}"
-            for name, tensor in own.items()
-            if name in state and state[name].shape != tensor.shape
-        ]
+        wrong = differences(shapes_of(state), shapes_of(own))
         if wrong:
             shown = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
             raise ModelError(
@@ -119,7 +116,20 @@ class TextModel(nn.Module):
             )
         with torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(state[name])
+                value = state[name]
+                tensor.copy_(value if isinstance(value, Tensor) else torch.from_numpy(np.array(value)))
+
+    def trainable_parameters(self) -> dict[str, Tensor]:
+        """The parameters among what travels, by the names they travel under."""
+        return {name: tensor for name, tensor in self._travelling().items() if tensor.requires_grad}
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """What does not travel under adapters: it must be the same on both sides. Empty without LoRA."""
+        if not self.adapted:
+            return {}
+        frozen = {name: value.detach().cpu() for name, value in self.net.named_parameters() if not value.requires_grad}
+        # the head that peft put aside for the trained one is never used
+        return {name: value for name, value in frozen.items() if ".original_module." not in name}
 
     def _travelling(self) -> dict[str, Tensor]:
         if self.adapted:

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedstill import __file__ as package
 from fedstill.common.config import ConfigError, RunConfig, load_run
+from fedstill.common.states import Spool
 from fedstill.common.wire import Facts
 from fedstill.server.link import Link, MessageLink, StreamLink
 from fedstill.server.record import Record
@@ -42,10 +43,10 @@ def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) ->
         kind, params = find_method(config.method)
         student = Student(config)
         method = kind(params, config, student, record)
-        link_kind = StreamLink if config.exchange.link == "stream" else MessageLink
 
         def open_link(grid: Grid) -> Link:
-            return link_kind(grid, config, folder.name, admission(config, student), _notices(record))
+            about = (grid, config, folder.name, admission(config, student), _notices(record))
+            return StreamLink(*about, Spool(folder)) if config.exchange.link == "stream" else MessageLink(*about)
 
         method.start(grid, link=open_link, resume=resume)
     except BaseException as error:

@@ -31,6 +31,7 @@ from fedstill.common.frames import (
     grpc_options,
     join,
 )
+from fedstill.common.states import Spool
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
 
 Outbox = queue.SimpleQueue[Frame | None]
@@ -71,9 +72,11 @@ class Exchange:
         certificate: Path | None = None,
         key: Path | None = None,
         most_sites: int = 64,
+        spool: Spool | None = None,
         notice: Callable[[str, Facts], None] = lambda kind, facts: None,
     ) -> None:
         self.admit, self.limit, self.patience, self.notice = admit, limit, patience, notice
+        self.spool = spool or Spool()
         self.by_name: dict[str, Seat] = {}
         self._by_token: dict[str, Seat] = {}
         self._lock = threading.Lock()
@@ -176,7 +179,7 @@ class Exchange:
                 seat.bytes_up += size
 
         seat: Seat | None = None
-        frames = join(requests, self.limit, count)
+        frames = join(requests, self.limit, count, self.spool)
         try:
             hello = next(frames)
         except WireError as error:
@@ -203,6 +206,7 @@ class Exchange:
                 for message in cut(frame):
                     seat.bytes_down += len(message)
                     yield message
+                del frame  # a state that was sent need not live until the next Ask
         finally:
             with self._lock:
                 if seat.outbox is outbox:

@@ -11,6 +11,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedstill.common.config import RunConfig
+from fedstill.common.states import Spool
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, from_records, size_of, to_records
 from fedstill.server.exchange import Exchange
 
@@ -151,7 +152,9 @@ class FlowerLink(Link):
 class StreamLink(FlowerLink):
     """One join message a site; then every Ask goes over the site's own gRPC stream."""
 
-    def __init__(self, grid: Grid, config: RunConfig, run: str, admit: Admit, notice: Notice) -> None:
+    def __init__(
+        self, grid: Grid, config: RunConfig, run: str, admit: Admit, notice: Notice, spool: Spool | None = None
+    ) -> None:
         super().__init__(grid, config, run, admit, notice)
         settings = config.exchange
         self.exchange = Exchange(
@@ -163,6 +166,7 @@ class StreamLink(FlowerLink):
             certificate=settings.certificate,
             key=settings.key,
             most_sites=config.expected_sites,
+            spool=spool,
             notice=notice,
         )
         try:

@@ -18,6 +18,7 @@ from fedstill.common.maths.feedback import Jacobian, directional_derivative, exa
 from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entropy
 from fedstill.common.models import Encoded, load_model
 from fedstill.common.randomness import derive
+from fedstill.common.states import State
 from fedstill.common.tasks import scores
 from fedstill.common.wire import Arrays
 
@@ -226,7 +227,7 @@ class Student:
         """The central model's weights, as they travel."""
         return self.learner.weights()
 
-    def load_weights(self, arrays: Arrays) -> None:
+    def load_weights(self, arrays: State) -> None:
         """Take over weights, such as an average."""
         self.learner.load_weights(arrays)
 

@@ -9,21 +9,30 @@ from fedstill.strategies.adafd import AdaFD
 from fedstill.strategies.base import Method, Params
 from fedstill.strategies.bounds import Centralized, Isolated
 from fedstill.strategies.cronus import Cronus
+from fedstill.strategies.ditto import Ditto
 from fedstill.strategies.dsfl import DSFL
 from fedstill.strategies.fedavg import FedAvg
+from fedstill.strategies.fedavg_st import FedAvgST
+from fedstill.strategies.fedbn import FedBN
 from fedstill.strategies.feddf import FedDF
 from fedstill.strategies.feded import FedED
 from fedstill.strategies.fedid import FedID
 from fedstill.strategies.fedkd import FedKD
 from fedstill.strategies.fedmd import FedMD
+from fedstill.strategies.fedprox import FedProx
+from fedstill.strategies.flower_rules import Bulyan, FedAdam, FedMedian, FedTrimmedAvg, Krum, MultiKrum
 from fedstill.strategies.logit_fedavg import LogitFedAvg
 from fedstill.strategies.mhat import MHAT
+from fedstill.strategies.percfl import PerCFL
 from fedstill.strategies.sinkhorn import Entropy, Sinkhorn
+from fedstill.strategies.spfl import SPFL
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(FedID, AdaFD, DSFL, FedAvg, FedDF, FedED, FedKD, MHAT, FedMD, Cronus, LogitFedAvg, Sinkhorn, Entropy),
+        *(FedProx, FedAvgST, Ditto, FedBN, PerCFL, SPFL),
+        *(FedAdam, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan),
         *(Isolated, Centralized),
     )
 }

@@ -29,7 +29,10 @@ Round = Generator[Ask, list[Reply], Facts]
 
 PHASES = {
     "evaluate.alone": "alone",
+    "query.shapes": "joining",
     "train.local": "local training",
+    "train.parameters": "local training",
+    "train.ditto": "local training",
     "query.predictions": "prediction",
     "query.bias": "noise probing",
     "query.counts": "class counts",
@@ -168,7 +171,10 @@ class Method(Strategy):
         try:
             ask = next(steps)
             while True:
-                ask = steps.send(self.ask(ask))
+                replies = self.ask(ask)
+                del ask  # a state that was sent need not live while the next one is made
+                ask = steps.send(replies)
+                del replies
         except StopIteration as end:
             return dict(end.value or {})
 
@@ -344,7 +350,7 @@ class Method(Strategy):
     def _checkpoint(self, number: int) -> None:
         """Sites first, so that whatever the server holds, they hold too."""
         self.ask(Ask("query.save", settings={"number": number}, to=tuple(self.link.sites)))
-        arrays = {f"central/{name}": value for name, value in self.student.learner.state().items()}
+        arrays = {f"central/{name}": value for name, value in self.student.learner.state(copy=False).items()}
         arrays.update({f"method/{name}": value for name, value in self.state().items()})
         facts = {"history": self.history, "alone": self.alone, "centralized": self.centralized}
         self.record.save_round(number, arrays, {"round": number, **facts, "spending": self.spending.facts()})
@@ -395,7 +401,9 @@ class Method(Strategy):
             raise
         opened.close({"status": "finished"})
         result = Result()
-        result.arrays = ArrayRecord(dict(to_records(self.student.weights(), {}).array_records["arrays"]))
+        result.arrays = ArrayRecord(
+            dict(to_records(self.student.learner.weights(copy=False), {}).array_records["arrays"])
+        )
         for row in self.history:
             if row["node"] == "central":
                 result.evaluate_metrics_serverapp[row["round"]] = MetricRecord(_scores(row))

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from fedstill.common.states import State
+from fedstill.common.wire import Reply
+from fedstill.strategies.base import Round
+from fedstill.strategies.parameters import ParameterMethod
 
-from fedstill.common.maths.ensemble import by_size, mean_arrays
-from fedstill.common.wire import Ask, same_shapes
-from fedstill.strategies.base import Method, Params, Round
 
-
-class FedAvg(Method):
+class FedAvg(ParameterMethod):
     """Weights go down, E local epochs, weights come up, and their mean by size is the central model."""
 
     name = "fedavg"
     paper = "McMahan et al. 2017"
-    presets: ClassVar = {
-        "paper": {"optimizer_state": "fresh"},
-        "authors_code": {"optimizer_state": "fresh", "schedule": "call"},
-    }
-    needs_same_models = True
-    p: Params
 
     def round(self, number: int) -> Round:
-        theta = self.student.weights()
-        settings = {"epochs": self.p.local_epochs, "send_weights": True, **self.told(self.practice())}
-        replies = yield Ask("train.local", theta, settings, check=same_shapes(theta))
-        weights = by_size({r.node: r.metrics["texts"] for r in replies})
-        self.student.load_weights(mean_arrays({r.node: r.arrays for r in replies}, weights))  # FedID eq. 3
-        return {"loss": sum(weights[r.node] * r.metrics["loss"] for r in replies)}
+        replies = yield self.training()
+        self.update(self.aggregate(number, replies))
+        self.held((yield self.giving_back(replies)))
+        return self.loss(replies)
+
+    def aggregate(self, number: int, replies: list[Reply]) -> State:
+        """The mean by size (FedID eq. 3); other rules stand here in Flower's strategies."""
+        return self.mean(replies)

@@ -39,13 +39,6 @@ def _described(node: Node) -> Facts:
     return {**found, "f1_weighted": scores("f1_weighted", labels, logits)["f1_weighted"]}
 
 
-@verb("train.weights")
-def take_over(node: Node, ask: Ask) -> Answer:
-    """Be the model that comes back, such as FedDF's prototype."""
-    node.learner.load_weights(ask.arrays)
-    return {}, {}
-
-
 @verb("train.distil")
 def distil(node: Node, ask: Ask) -> Answer:
     """E_d epochs towards the given targets on public rows (eq. 8), among the private texts if asked (Cronus)."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedstill.common.states import LazyState, State, blocks_of, shapes_of
 
 Matrix = NDArray[np.float32]
 
@@ -50,17 +53,35 @@ def entropy_reduction(mean: Matrix, temperature: float = 0.1) -> Matrix:
     return softmax(mean, temperature)
 
 
-def mean_arrays(states: Mapping[str, Mapping[str, np.ndarray]], weights: Mapping[str, float]) -> dict[str, np.ndarray]:
-    """theta = sum_k w_k theta_k, array by array (FedID eq. 3); whole numbers such as counters come from the first."""
-    first = states[next(iter(weights))]
-    return {name: _mean([(weights[site], states[site][name]) for site in weights]) for name in first}
+def mean_arrays(states: Mapping[str, State], weights: Mapping[str, float]) -> LazyState:
+    """theta = sum_k w_k theta_k (FedID eq. 3), each array made when asked for, in the order of `weights`.
+
+    Whole numbers such as counters come from the first.
+    """
+    shapes = shapes_of(states[next(iter(weights))])
+
+    def mean(name: str) -> np.ndarray:
+        parts = zip(*(blocks_of(states[site], name) for site in weights), strict=True)
+        return _joined((_mean(list(weights.values()), blocks) for blocks in parts), shapes[name])
+
+    return LazyState(shapes, mean)
 
 
-def _mean(parts: list[tuple[float, np.ndarray]]) -> np.ndarray:
-    like = parts[0][1]
-    if like.dtype.kind != "f":
-        return like
-    total = np.zeros(like.shape, np.float64)
-    for weight, value in parts:
-        total += weight * value
-    return np.asarray(total, dtype=like.dtype)
+def _mean(weights: list[float], blocks: Sequence[np.ndarray]) -> np.ndarray:
+    if blocks[0].dtype.kind != "f":
+        return blocks[0]
+    total = np.zeros(blocks[0].shape, np.float64)
+    for weight, value in zip(weights, blocks, strict=True):
+        total += np.multiply(weight, value, dtype=np.float64)  # so that the mean of equal numbers is that number
+    return total.astype(blocks[0].dtype)
+
+
+def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    found: np.ndarray | None = None
+    at = 0
+    for block in blocks:
+        if found is None:
+            found = np.empty(math.prod(shape), block.dtype)
+        found[at : at + block.size] = block
+        at += block.size
+    return np.zeros(shape, np.float32) if found is None else found.reshape(shape)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from fedstill.common import checkpoint
 from fedstill.common.checkpoint import CheckpointError
@@ -22,6 +24,19 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert facts == {"loss": 0.5}
     assert np.array_equal(arrays["w"], ARRAYS["w"])
     assert arrays["step"].shape == ()
+
+
+def test_arrays_of_every_kind_are_read_by_the_format_s_own_library(tmp_path: Path) -> None:
+    kinds = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
+    arrays = {f"{kind}/x": np.arange(3).astype(kind) for kind in kinds}
+    arrays |= {"none": np.zeros((0, 2), np.float32), "turned": np.arange(6.0).reshape(2, 3).T}
+    path = checkpoint.save(tmp_path, 1, arrays, {}) / "arrays.safetensors"
+    found = safetensors.numpy.load_file(path)
+    assert found.keys() == arrays.keys()
+    for name, value in arrays.items():
+        assert found[name].dtype == value.dtype
+        assert found[name].shape == value.shape
+        assert np.array_equal(found[name], value)
 
 
 def test_the_last_three_are_kept(tmp_path: Path) -> None:
@@ -62,10 +77,10 @@ def test_a_full_disk_names_the_file_and_keeps_the_one_before(tmp_path: Path, mon
     checkpoint.save(tmp_path, 1, ARRAYS, {"round": 1})
     write = checkpoint._write
 
-    def to_a_full_disk(path: Path, data: bytes) -> None:
+    def to_a_full_disk(path: Path, pieces: Iterable[bytes]) -> str:
         if path.name == "arrays.safetensors":
             path.symlink_to("/dev/full")  # every write there fails as on a full disk
-        write(path, data)
+        return write(path, pieces)
 
     monkeypatch.setattr(checkpoint, "_write", to_a_full_disk)
     with pytest.raises(CheckpointError, match=r"round-00002: cannot be written \(No space left.*free some space"):
