@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedstill.client.verbs import VERBS
 from fedstill.client.verbs.interactive import Pending
+from fedstill.client.verbs.mutual import Shared
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig, SiteConfig
 from fedstill.common.holdings import site_texts
@@ -33,7 +34,7 @@ class Node:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", run):
             raise WireError(f"the run's name {run!r} is no name for a folder")
         self.config, self.site, self.name = config, site, site.name
-        texts = site_texts(config, site)
+        self.texts = texts = site_texts(config, site)
         self.task = texts.task
         model = load_model(site.model_settings(config.train), self.task, derive(config.seed, site.name, "model"))
         self.learner = Learner(site.name, model, site, config.train, config.seed)
@@ -46,6 +47,7 @@ class Node:
         self.fingerprint = texts.public.fingerprint()
         self.folder = state_root / run
         self.pending: Pending | None = None
+        self.shared: Shared | None = None  # a second model beside the site's own, where a method has one
         self.kept: Arrays = {}  # what verbs remember between rounds beside the model, in every checkpoint
 
     def greeting(self) -> Facts:

@@ -11,10 +11,13 @@ from fedstill.strategies.bounds import Centralized, Isolated
 from fedstill.strategies.cronus import Cronus
 from fedstill.strategies.dsfl import DSFL
 from fedstill.strategies.fedavg import FedAvg
+from fedstill.strategies.fedaux import FedAUX
 from fedstill.strategies.feddf import FedDF
+from fedstill.strategies.feddrs import FedDRS
 from fedstill.strategies.feded import FedED
 from fedstill.strategies.fedid import FedID
 from fedstill.strategies.fedkd import FedKD
+from fedstill.strategies.fedkd_mutual import FedKDMutual
 from fedstill.strategies.fedmd import FedMD
 from fedstill.strategies.logit_fedavg import LogitFedAvg
 from fedstill.strategies.mhat import MHAT
@@ -24,7 +27,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(FedID, AdaFD, DSFL, FedAvg, FedDF, FedED, FedKD, MHAT, FedMD, Cronus, LogitFedAvg, Sinkhorn, Entropy),
-        *(Isolated, Centralized),
+        *(FedDRS, FedAUX, FedKDMutual, Isolated, Centralized),
     )
 }
 
