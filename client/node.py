@@ -21,7 +21,7 @@ from fedstill.common.learner import Learner, Practice, Rows
 from fedstill.common.maths.losses import cross_entropy
 from fedstill.common.models import load_model
 from fedstill.common.randomness import derive
-from fedstill.common.tasks import scores
+from fedstill.common.tasks import task_scores
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
 
 
@@ -123,7 +123,7 @@ class Node:
     def test_scores(self) -> Facts:
         """The task's scores on the test texts."""
         logits = self.learner.predict(self.test, np.arange(len(self.test)))
-        return dict(scores(self.task.metric, np.asarray(self.test_labels), logits))
+        return dict(task_scores(self.task, np.asarray(self.test_labels), logits, self.texts.test.domains))
 
     def public_rows(self, rows: np.ndarray) -> Rows:
         """Row numbers that came over the wire, if they are some."""
