@@ -34,7 +34,7 @@ from fedstill.strategies import find_method
 
 RESULTS = Path(__file__).with_name("feddrs.json")
 SEEDS = (1, 2, 3, 4, 5)
-SITES, ALPHA, ROUNDS = 4, 0.01, 6
+SITES, ALPHA, ROUNDS = 2, 0.01, 8
 LOCAL = {"local_epochs": 1, "optimizer_state": "fresh", "participation": 1.0}
 # The paper takes 64 x 64 pseudo texts and 100 updates for a model a hundred times as large on a GPU.
 DRS = {
@@ -65,12 +65,19 @@ def run_config(row: str, seed: int, alpha: float = ALPHA, distill_rate: float = 
             "name": "bench",
             "seed": seed,
             "rounds": ROUNDS,
-            "data": {"private": 1600, "public": 400, "labelled": 16, "test": 400, "partition": "dirichlet", "alpha": alpha},
+            "data": {
+                "private": 1200,
+                "public": 400,
+                "labelled": 16,
+                "test": 400,
+                "partition": "dirichlet-clients",
+                "alpha": alpha,
+            },
             "train": {"learning_rate": 1e-3, "batch_size": 16, "max_length": 48, "keep": "end"},
             "method": {**LOCAL, **ROWS[row]},
             "central": {"model": model, "distill_rate": distill_rate},
             "sites": [{"name": f"site-{number}", "model": model} for number in range(1, SITES + 1)],
-            "report": {"alone": False, "centralized": False, "evaluate": "rounds"},
+            "report": {"alone": False, "centralized": False, "evaluate": "end"},
         }
     )
 

@@ -26,7 +26,7 @@ class Section(BaseModel):
 
 
 class TaskConfig(Section):
-    """Which texts and labels: a built-in task by name, local files (`files`, `superglue`), or a hub data set (`hub`)."""
+    """Which texts and labels: a built-in task by name, files (`files`, `superglue`), or a hub data set (`hub`)."""
 
     name: str = "film-reviews"
     train: Path | None = None
@@ -70,9 +70,9 @@ class DataConfig(Section):
     public: int | float = Field(600, ge=0)
     labelled: int | float = Field(100, ge=0)
     test: int | float = Field(400, ge=0)
-    partition: Literal[
-        "iid", "dirichlet", "dirichlet-clients", "domain", "domain-dirichlet", "tasks-dirichlet"
-    ] = "dirichlet"
+    partition: Literal["iid", "dirichlet", "dirichlet-clients", "domain", "domain-dirichlet", "tasks-dirichlet"] = (
+        "dirichlet"
+    )
     alpha: float = Field(1.0, ge=0)  # 0, the limit, is for tasks-dirichlet alone
     minimum: int = Field(8, ge=1)
     domains: list[str] | None = None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -152,8 +152,9 @@ class Learner:
         if practice.optimizer == "adafactor":  # with a rate of its own, neither relative nor scaled by the weights
             from transformers.optimization import Adafactor
 
-            fixed: Any = {"scale_parameter": False, "relative_step": False, "weight_decay": self.weight_decay}
-            return Adafactor(self.parameters, lr=rate, **fixed)
+            fixed = {"scale_parameter": False, "relative_step": False, "weight_decay": self.weight_decay}
+            made: torch.optim.Optimizer = Adafactor(self.parameters, lr=rate, **fixed)  # type: ignore[no-untyped-call]
+            return made
         return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay, fused=True)
 
     def set_rate(self, optimizer: torch.optim.Optimizer, purpose: Purpose, practice: Practice, share: float) -> None:
@@ -200,9 +201,7 @@ class Learner:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def together(
-    learners: Sequence[Learner], purpose: Purpose, practice: Practice, total: int
-) -> Callable[[Tensor], None]:
+def together(learners: Sequence[Learner], purpose: Purpose, practice: Practice, total: int) -> Callable[[Tensor], None]:
     """Takes a step of every learner down a loss that they share, the rates falling over `total` steps as in `fit`."""
     optimizers, done = [learner.optimizer(purpose, practice) for learner in learners], 0
 

@@ -97,7 +97,7 @@ class TextModel(nn.Module):
         entry = base.get_encoder().forward if self.writes else base.forward
         if "inputs_embeds" not in inspect.signature(entry).parameters:
             raise ModelError(
-                f"a {self.family} model takes no inputs_embeds, so pseudo texts in embedding space cannot be fed to it; "
+                f"a {self.family} model takes no inputs_embeds, so it cannot read pseudo texts in embedding space; "
                 "use a model whose forward has inputs_embeds, such as BERT, RoBERTa or T5"
             )
 

@@ -98,7 +98,7 @@ PARTS = {
 
 
 def load(config: TaskConfig) -> tuple[Task, Pools]:
-    """The parts that the configuration names, from FOLDER/CB/train.jsonl and val.jsonl and so on; a part is a domain."""
+    """The parts that the configuration names, from CB/train.jsonl, CB/val.jsonl and so on; each is a domain."""
     assert config.folder is not None
     names = config.parts or list(PARTS)
     unknown = [name for name in names if name not in PARTS]

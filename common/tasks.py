@@ -60,7 +60,9 @@ class Task:
     label_column: str = "label"
     domain_column: str | None = None
     label_words: tuple[str, ...] = ()
-    choices: tuple[tuple[str, tuple[int, ...]], ...] = ()  # the classes that are possible in each domain, if they differ
+    choices: tuple[
+        tuple[str, tuple[int, ...]], ...
+    ] = ()  # the classes that are possible in each domain, if they differ
     coordinates: Coordinates = ()  # where labels are nearer or farther; empty: all are equally far apart
 
     def __post_init__(self) -> None:

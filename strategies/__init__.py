@@ -10,8 +10,8 @@ from fedstill.strategies.base import Method, Params
 from fedstill.strategies.bounds import Centralized, Isolated
 from fedstill.strategies.cronus import Cronus
 from fedstill.strategies.dsfl import DSFL
-from fedstill.strategies.fedavg import FedAvg
 from fedstill.strategies.fedaux import FedAUX
+from fedstill.strategies.fedavg import FedAvg
 from fedstill.strategies.feddf import FedDF
 from fedstill.strategies.feddrs import FedDRS
 from fedstill.strategies.feded import FedED

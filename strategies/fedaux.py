@@ -49,7 +49,7 @@ class FedAUX(Method):
         cut = round(self.p.negatives * len(order))
         if not 0 < cut < len(order):
             raise ValueError(
-                f"fedaux needs auxiliary texts to distil on and others as negatives, and data.public gives {len(order)} "
+                f"fedaux needs auxiliary texts to distil on and others as negatives; data.public gives {len(order)}, "
                 f"with method.negatives = {self.p.negatives}; raise data.public"
             )
         self.negatives, self.rows = np.sort(order[:cut]), np.sort(order[cut:])

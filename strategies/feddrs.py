@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedstill.common.learner import Practice
-from fedstill.common.maths import pseudo
 from fedstill.common.maths.ensemble import mean_arrays, uniform
-from fedstill.common.models import TextModel
-from fedstill.common.wire import Ask, Reply, all_of, class_counts, same_shapes
+from fedstill.common.wire import Arrays, Ask, Facts, Reply, all_of, class_counts, same_shapes
+from fedstill.server.pseudo import Kind, Sampler, Sampling
 from fedstill.strategies.base import Method, Params, Round
 from fedstill.strategies.predicting import names
 
-Pseudo = tuple[Tensor, Tensor, Tensor]  # theta, the labels it was made for, what its teacher says of it
+ALL: tuple[Kind, ...] = ("random", "target", "adversary")
+KINDS: dict[str, tuple[Kind, ...]] = {"mixed": ALL, "adversary_only": ("adversary",), "post_only": ALL}
 
 
 class FedDRSParams(Params):
@@ -61,12 +58,15 @@ class FedDRS(Method):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.student.learner.model.check_takes_embeddings()
+        p = self.p
+        how = Sampling(p.pseudo_texts, p.pseudo_length, p.start, p.sample_steps, p.sample_rate)
+        self.sampler = Sampler(self.student.learner.model, how)
         self._trained: set[str] = set()  # who has ever taken part
 
     def round(self, number: int) -> Round:
         omega = self.student.weights()
         replies = yield Ask("train.balanced", omega, self._local(number), check=self._check(omega))  # step 1
+        replies = [reply for reply in replies if reply.metrics["texts"]]  # without texts there is nothing to teach
         self._trained.update(names(replies))
         rounds = 0 if self.p.variant == "post_only" else self.p.iterations
         loss = self._correct(replies, rounds, self.p.lambda_, "round")
@@ -83,67 +83,36 @@ class FedDRS(Method):
         """With the optimizer of the parameters."""
         return replace(super().practice(start, end), optimizer=self.p.optimizer)
 
-    def _local(self, number: int) -> dict[str, Any]:
+    def _local(self, number: int) -> Facts:
         sizes = [int(self.link.sites[name]["texts"]) for name in self.participants]
-        limits = [limit for limit in (self.p.samples, min(sizes) if self.p.balance else 0) if limit]
+        smallest = min((size for size in sizes if size), default=0) if self.p.balance else 0
+        limits = [limit for limit in (self.p.samples, smallest) if limit]
         writes = self.student.learner.model.writes
         frozen = number > 1 and (self.p.freeze_embeddings == "yes" or (self.p.freeze_embeddings == "auto" and writes))
         settings = {"epochs": self.p.local_epochs, "frozen": frozen, **self.told(self.practice())}
         return {**settings, "most": min(limits)} if limits else settings
 
-    def _check(self, omega: dict[str, np.ndarray]) -> Any:
+    def _check(self, omega: Arrays) -> Callable[[Reply], None]:
         classes = self.student.classes
         shapes = same_shapes({**omega, "gamma": np.zeros(classes, np.int32)})
         return all_of(shapes, class_counts(classes, "gamma"))
 
-    def _correct(self, replies: list[Reply], iterations: int, strength: float, stage: str) -> float:
-        """Steps 2 to 4: the plain mean, then I times pseudo texts of every model and a step towards each; eq. 8."""
+    def _correct(self, replies: list[Reply], iterations: int, strength: float, stage: str) -> float | None:
+        """Steps 2 to 4: the plain mean, then I times pseudo texts of every model and steps towards each of them."""
         states = {r.node: {n: v for n, v in r.arrays.items() if n != "gamma"} for r in replies}
         self.student.load_weights(mean_arrays(states, uniform(names(replies))))
-        learner, loss = self.student.learner, float("nan")
+        learner, loss = self.student.learner, None
         for i in range(iterations):
-            made: list[list[Pseudo]] = []
+            made = []
             for reply in replies:
                 with learner.at(self._number, stage, i, reply.node):
-                    made.append(list(self._sample(states[reply.node], reply.arrays["gamma"], strength)))
+                    self.sampler.load(states[reply.node])
+                    gamma = reply.arrays["gamma"]
+                    made.append([self.sampler.sample(kind, gamma, strength) for kind in KINDS[self.p.variant]])
             with learner.at(self._number, stage, i, "distil"), learner.model.frozen_embeddings():
-                *_, loss = learner.descend(
-                    lambda sets=made: map(self._loss, sets), self.p.distill_steps, "distil", self.practice()
-                )
+                terms = partial(map, self.sampler.loss, made)  # eq. 8: one KL a teacher, not to a mean teacher
+                loss = learner.descend(terms, self.p.distill_steps, "distil", self.practice())[-1]
         return loss
-
-    def _sample(self, state: dict[str, np.ndarray], gamma: np.ndarray, strength: float) -> Iterator[Pseudo]:
-        """theta_rd, theta_tr and theta_ad of one uploaded model, with its own embeddings."""
-        teacher, student, p = self.teacher, self.student.learner.model, self.p
-        teacher.load_trainable_state({name: torch.from_numpy(np.array(value)) for name, value in state.items()})
-        student.eval()
-        losses = {
-            "random": None,
-            "target": lambda theta: pseudo.target_loss(teacher.from_embeddings, theta, labels),
-            "adversary": lambda theta: pseudo.adversary_loss(
-                teacher.from_embeddings, student.from_embeddings, theta, labels, strength
-            ),
-        }
-        for kind in ("adversary",) if p.variant == "adversary_only" else losses:
-            labels = pseudo.draw_labels(torch.from_numpy(np.array(gamma)), p.pseudo_texts).to(teacher.device)
-            if p.start == "rows":
-                vocabulary = teacher.embedding.num_embeddings
-                theta = pseudo.draw_rows(teacher.embed, vocabulary, p.pseudo_texts, p.pseudo_length)
-            else:
-                theta = pseudo.draw_gaussian(teacher.embedding.weight, p.pseudo_texts, p.pseudo_length)
-            if (loss := losses[kind]) is not None:
-                theta = pseudo.improve(theta, loss, p.sample_rate, p.sample_steps)
-            yield theta, labels, pseudo.teacher_says(teacher.from_embeddings, theta, labels)
-
-    def _loss(self, sets: list[Pseudo]) -> Tensor:
-        """One teacher's term of eq. 8: its kinds of pseudo texts count equally."""
-        answers = self.student.learner.model.from_embeddings
-        return torch.stack([pseudo.pseudo_distillation(answers, *made) for made in sets]).mean()
-
-    @cached_property
-    def teacher(self) -> TextModel:
-        """The model that uploaded weights are put into, in eval mode."""
-        return copy.deepcopy(self.student.learner.model).eval()
 
     def state(self) -> dict[str, np.ndarray]:
         """Who has taken part, in the run's order of sites."""

@@ -26,7 +26,7 @@ class FedKDMutualParams(Params):
 
 
 class FedKDMutual(Method):
-    """Each site's own model and a shared one teach each other; only the shared one's changes travel, as thin factors."""
+    """A site's own model and a shared one teach each other; the shared one's changes travel, as thin factors."""
 
     name = "fedkd-mutual"
     paper = "Wu et al. 2022"

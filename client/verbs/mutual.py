@@ -103,7 +103,7 @@ def _train_both(node: Node, shared: Shared, ask: Ask) -> dict[str, float | bool]
                 said = [both[0].model.with_states(own), both[1].model.with_states(other)]
                 hidden = shared.same_tokens and comparable(said[0][1], said[1][1])
                 mask = own["attention_mask"].to(node.labels.device) if hidden else None
-                losses = mutual_losses(*said, node.labels[rows], mask, bool(ask.settings.get("joint")))
+                losses = mutual_losses(said[0], said[1], node.labels[rows], mask, bool(ask.settings.get("joint")))
                 step(losses[0] + losses[1])  # what is taken as given has no gradient, so each gets its own
                 sums += [float(loss.detach()) * len(rows) for loss in losses]
     means = sums / max(1, texts)
