@@ -24,7 +24,7 @@ def rank_for(sigma: np.ndarray, share: float) -> int:
 
 
 def compress(arrays: Mapping[str, np.ndarray], share: float) -> Arrays:
-    """Matrices as U sigma and V of the rank that keeps `share` of their energy; the rest, and what would grow, as is."""
+    """Matrices as U sigma and V of the rank that keeps `share` of the energy; what would grow, and the rest, as is."""
     found: Arrays = {}
     for name, value in arrays.items():
         if value.ndim < 2 or value.dtype.kind != "f":
