@@ -100,7 +100,7 @@ def test_feddrs_is_the_plain_mean_corrected_by_every_model(federation: Make, sma
         ]
         (2 * torch.stack(terms).mean()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    assert np.array_equal(one.student.weights()[WORDS], before)
+    assert np.allclose(one.student.weights()[WORDS], before, atol=2e-6)  # a step would be 1e-3
     # AdamW's first steps are all but signs, and a sign near 0 is anybody's: nearly all weights, and their size
     off = (flat(one.student.learner) - flat(student)).abs()
     assert (off < 2e-5).float().mean() > 0.99
@@ -128,7 +128,7 @@ def test_t5s_word_embeddings_are_averaged_once_and_then_stand_still(federation: 
     before = made.student.weights()
     made.run()
     calls = [[(a, r) for a, r in each if a.verb == "train.balanced"] for each in heard]
-    name = "shared.weight"
+    name, rest = "shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"
     first = [r.arrays[name] for (_, r), _ in calls]
     assert all(not np.array_equal(value, before[name]) for value in first)
     mean = np.asarray((first[0].astype(np.float64) + first[1]) / 2, np.float32)
@@ -139,7 +139,6 @@ def test_t5s_word_embeddings_are_averaged_once_and_then_stand_still(federation: 
             reply.arrays["encoder.final_layer_norm.weight"], before["encoder.final_layer_norm.weight"]
         )
     assert np.array_equal(made.student.weights()[name], mean)
-    rest = "encoder.block.0.layer.0.SelfAttention.q.weight"
     last = np.mean([pair[1][1].arrays[rest] for pair in calls], axis=0, dtype=np.float64)
     assert not np.allclose(made.student.weights()[rest], last, atol=1e-6)  # this part is distilled
 
