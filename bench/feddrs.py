@@ -41,9 +41,9 @@ DRS = {
     "name": "feddrs",
     "optimizer": "adamw",
     "samples": 0,
-    "pseudo_texts": 32,
+    "pseudo_texts": 16,
     "pseudo_length": 32,
-    "sample_steps": 20,
+    "sample_steps": 10,
     "distill_steps": 4,
 }
 ROWS: dict[str, dict[str, Any]] = {
@@ -66,14 +66,14 @@ def run_config(row: str, seed: int, alpha: float = ALPHA, distill_rate: float = 
             "seed": seed,
             "rounds": ROUNDS,
             "data": {
-                "private": 1200,
+                "private": 800,
                 "public": 400,
                 "labelled": 16,
                 "test": 400,
                 "partition": "dirichlet-clients",
                 "alpha": alpha,
             },
-            "train": {"learning_rate": 1e-3, "batch_size": 16, "max_length": 48, "keep": "end"},
+            "train": {"learning_rate": 2e-4, "batch_size": 16, "max_length": 48, "keep": "end"},
             "method": {**LOCAL, **ROWS[row]},
             "central": {"model": model, "distill_rate": distill_rate},
             "sites": [{"name": f"site-{number}", "model": model} for number in range(1, SITES + 1)],
