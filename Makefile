@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport bench-bytes \
-	bench-methods bench-parameters bench-adapters clean
+	bench-methods bench-parameters bench-adapters bench-feddrs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ bench-parameters: $(READY) ## a BERT-base state to the sites and back, seconds a
 
 bench-adapters: $(READY) ## all parameters against LoRA adapters, bytes and accuracy; writes bench/adapters.json
 	$(BIN)/python bench/adapters.py
+
+bench-feddrs: $(READY) ## FedDRS beside FedAvg where a site has one class; an hour, resumes; writes bench/feddrs.json
+	$(BIN)/python bench/feddrs.py
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedstill.client.verbs import VERBS
 from fedstill.client.verbs.interactive import Pending
+from fedstill.client.verbs.mutual import Shared
 from fedstill.common import checkpoint
 from fedstill.common.coding import pack, unpack
 from fedstill.common.config import RunConfig, SiteConfig
@@ -21,7 +22,7 @@ from fedstill.common.learner import Learner, Practice, Rows
 from fedstill.common.maths.losses import cross_entropy
 from fedstill.common.models import load_model
 from fedstill.common.randomness import derive
-from fedstill.common.tasks import scores
+from fedstill.common.tasks import task_scores
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
 
 
@@ -34,7 +35,7 @@ class Node:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", run):
             raise WireError(f"the run's name {run!r} is no name for a folder")
         self.config, self.site, self.name = config, site, site.name
-        texts = site_texts(config, site)
+        self.texts = texts = site_texts(config, site)
         self.task = texts.task
         model = load_model(site.model_settings(config.train), self.task, derive(config.seed, site.name, "model"))
         self.learner = Learner(site.name, model, site, config.train, config.seed)
@@ -47,6 +48,7 @@ class Node:
         self.fingerprint = texts.public.fingerprint()
         self.folder = state_root / run
         self.pending: Pending | None = None
+        self.shared: Shared | None = None  # a second model beside the site's own, where a method has one
         self.kept: Arrays = {}  # what verbs remember between rounds beside the model, in every checkpoint
 
     def greeting(self) -> Facts:
@@ -125,7 +127,7 @@ class Node:
     def test_scores(self) -> Facts:
         """The task's scores on the test texts."""
         logits = self.learner.predict(self.test, np.arange(len(self.test)))
-        return dict(scores(self.task.metric, np.asarray(self.test_labels), logits, self.task.coordinates))
+        return dict(task_scores(self.task, np.asarray(self.test_labels), logits, self.texts.test.domains))
 
     def public_rows(self, rows: np.ndarray) -> Rows:
         """Row numbers that came over the wire, if they are some."""

@@ -26,7 +26,7 @@ class Section(BaseModel):
 
 
 class TaskConfig(Section):
-    """Which texts and labels: a built-in task by name, local files (`files`), or a hub data set (`hub`)."""
+    """Which texts and labels: a built-in task by name, files (`files`, `superglue`), or a hub data set (`hub`)."""
 
     name: str = "film-reviews"
     train: Path | None = None
@@ -41,6 +41,9 @@ class TaskConfig(Section):
     metric: str = "accuracy"
     hub: str | None = None
     hub_config: str | None = None
+    folder: Path | None = None  # of superglue: its tasks' folders
+    parts: list[str] | None = None  # of superglue: which of its tasks; all eight if none is named
+    own_words: bool = True  # of superglue: a task's texts are scored among that task's own words
     train_split: str = "train"
     test_split: str = "test"
 
@@ -55,6 +58,8 @@ class TaskConfig(Section):
             raise ValueError('task "files" needs `train`, the path of a csv, tsv or jsonl file')
         if self.name == "hub" and self.hub is None:
             raise ValueError('task "hub" needs `hub`, the name of a data set')
+        if self.name == "superglue" and self.folder is None:
+            raise ValueError('task "superglue" needs `folder`, with CB/train.jsonl, CB/val.jsonl and so on in it')
         return self
 
 
@@ -65,8 +70,10 @@ class DataConfig(Section):
     public: int | float = Field(600, ge=0)
     labelled: int | float = Field(100, ge=0)
     test: int | float = Field(400, ge=0)
-    partition: Literal["iid", "dirichlet", "dirichlet-clients", "domain", "domain-dirichlet"] = "dirichlet"
-    alpha: float = Field(1.0, gt=0)
+    partition: Literal["iid", "dirichlet", "dirichlet-clients", "domain", "domain-dirichlet", "tasks-dirichlet"] = (
+        "dirichlet"
+    )
+    alpha: float = Field(1.0, ge=0)  # 0, the limit, is for tasks-dirichlet alone
     minimum: int = Field(8, ge=1)
     domains: list[str] | None = None
 

@@ -168,16 +168,18 @@ def partition(
     """Row numbers of each site: disjoint, at least `minimum` each, drawn again up to 100 times until that holds."""
     if how not in PARTITIONERS:
         raise DataError(f"data.partition = {how!r} is not known; choose one of: {', '.join(PARTITIONERS)}")
-    if sites < 1 or alpha <= 0:
+    limit = how == "tasks-dirichlet" and alpha == 0
+    if sites < 1 or not (alpha > 0 or limit):
         raise DataError(f"sites = {sites}, data.alpha = {alpha}: there must be a site, and alpha must be above 0")
     if sites * minimum > len(private):
         raise DataError(
             f"{sites} sites with at least {minimum} texts each need {sites * minimum}, but there are {len(private)} "
             "private texts; raise data.private, or lower data.minimum or the number of sites"
         )
-    if "dirichlet" in how and private.labels is None:
+    by_domain = how.startswith(("domain", "tasks"))
+    if "dirichlet" in how and how != "tasks-dirichlet" and private.labels is None:
         raise DataError(f"data.partition = {how!r} divides by label, but these texts have no labels; use iid or domain")
-    if how.startswith("domain") and private.domains is None:
+    if by_domain and private.domains is None:
         raise DataError(f"data.partition = {how!r} divides by domain, but these texts have none; name task.domain")
     for attempt in range(ATTEMPTS):
         shares = PARTITIONERS[how](private, sites, alpha, np.random.default_rng([seed, attempt]))
@@ -242,6 +244,25 @@ def _domain_dirichlet(private: TextSet, sites: int, alpha: float, rng: np.random
     return _by_domain(private, sites, lambda rows, share: _skewed(rows, labels, share, alpha, rng))
 
 
+def _tasks_dirichlet(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
+    """Site k wishes for domains by q_k ~ Dir(alpha * 1); a domain is cut over the sites as they wish for it.
+
+    At 0, the limit, a site has one domain, as in `domain`.
+    """
+    if alpha == 0:
+        return _domain(private, sites, alpha, rng)
+    names, domains = np.array(private.domains), sorted(set(private.domains or ()))
+    wishes = rng.dirichlet(np.full(len(domains), alpha), size=sites)
+    shares: list[list[Rows]] = [[] for _ in range(sites)]
+    for domain, wish in zip(domains, wishes.T, strict=True):
+        rows = rng.permutation(np.flatnonzero(names == domain))
+        wish = wish if wish.sum() > 0 else np.ones(sites)
+        cuts = np.rint(np.cumsum(wish / wish.sum())[:-1] * len(rows)).astype(np.int64)
+        for share, part in zip(shares, np.split(rows, cuts), strict=True):
+            share.append(part)
+    return [rng.permutation(np.concatenate(share)) for share in shares]
+
+
 def _by_domain(private: TextSet, sites: int, cut: Callable[[Rows, int], list[Rows]]) -> list[Rows]:
     names = np.array(private.domains)
     domains = sorted(set(private.domains or ()))
@@ -268,4 +289,5 @@ PARTITIONERS: dict[str, Callable[[TextSet, int, float, np.random.Generator], lis
     "dirichlet-clients": _dirichlet_clients,
     "domain": _domain,
     "domain-dirichlet": _domain_dirichlet,
+    "tasks-dirichlet": _tasks_dirichlet,
 }

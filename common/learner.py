@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -31,7 +31,7 @@ class Practice:
     `decay` (a, b) takes the rate linearly from (1 - a) to (1 - b) of its full value over the call; None keeps it.
     """
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "adafactor", "sgd"] = "adamw"
     fresh: bool = False
     decay: tuple[float, float] | None = None
 
@@ -80,7 +80,7 @@ class Learner:
             summed = torch.zeros((), device=self.model.device)
             for start in starts:
                 places = order[start : start + self.batch_size]
-                self._set_rate(optimizer, purpose, practice, done / total)
+                self.set_rate(optimizer, purpose, practice, done / total)
                 value = loss(self.model(texts.batch(rows[places])), places)
                 self.step(optimizer, value)
                 summed += value.detach() * len(places)
@@ -117,8 +117,24 @@ class Learner:
     def one_step(self, loss: Tensor, purpose: Purpose, practice: Practice) -> None:
         """One step outside `fit`, for methods that go batch by batch."""
         optimizer = self.optimizer(purpose, practice)
-        self._set_rate(optimizer, purpose, practice, 0.0)
+        self.set_rate(optimizer, purpose, practice, 0.0)
         self.step(optimizer, loss)
+
+    def descend(
+        self, losses: Callable[[], Iterable[Tensor]], steps: int, purpose: Purpose, practice: Practice
+    ) -> list[float]:
+        """Steps down a sum of losses whose graphs live one at a time; the sum before each step."""
+        optimizer, sums = self.optimizer(purpose, practice), []
+        for done in range(steps):
+            self.set_rate(optimizer, purpose, practice, done / steps)
+            optimizer.zero_grad(set_to_none=True)
+            total = 0.0
+            for loss in losses():
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
+            optimizer.step()
+            sums.append(total)
+        return sums
 
     def optimizer(self, purpose: Purpose, practice: Practice) -> torch.optim.Optimizer:
         """The optimizer of this purpose: a new one if the practice says fresh, else the one that lives on."""
@@ -135,9 +151,16 @@ class Learner:
         rate = self.rates[purpose]
         if practice.optimizer == "sgd":
             return torch.optim.SGD(self.parameters, lr=rate, weight_decay=self.weight_decay)
+        if practice.optimizer == "adafactor":  # with a rate of its own, neither relative nor scaled by the weights
+            from transformers.optimization import Adafactor
+
+            fixed = {"scale_parameter": False, "relative_step": False, "weight_decay": self.weight_decay}
+            made: torch.optim.Optimizer = Adafactor(self.parameters, lr=rate, **fixed)  # type: ignore[no-untyped-call]
+            return made
         return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay, fused=True)
 
-    def _set_rate(self, optimizer: torch.optim.Optimizer, purpose: Purpose, practice: Practice, share: float) -> None:
+    def set_rate(self, optimizer: torch.optim.Optimizer, purpose: Purpose, practice: Practice, share: float) -> None:
+        """The rate when `share` of a call is done."""
         start, end = practice.decay or (0.0, 0.0)
         for group in optimizer.param_groups:
             group["lr"] = self.rates[purpose] * (1.0 - (start + share * (end - start)))
@@ -185,3 +208,20 @@ class Learner:
             index, entry = name.split("/")
             state.setdefault(int(index), {})[entry] = torch.from_numpy(np.array(value))
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def together(learners: Sequence[Learner], purpose: Purpose, practice: Practice, total: int) -> Callable[[Tensor], None]:
+    """Takes a step of every learner down a loss that they share, the rates falling over `total` steps as in `fit`."""
+    optimizers, done = [learner.optimizer(purpose, practice) for learner in learners], 0
+
+    def step(loss: Tensor) -> None:
+        nonlocal done
+        for learner, optimizer in zip(learners, optimizers, strict=True):
+            learner.set_rate(optimizer, purpose, practice, done / max(1, total))
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+        done += 1
+
+    return step

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,15 +79,88 @@ class TextModel(nn.Module):
         found: Tensor = logits.float()
         return found
 
-    def _write(self, inputs: dict[str, Tensor]) -> Tensor:
+    def with_states(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Logits, and the encoder's hidden states (texts x tokens x width) from the embeddings to the last layer."""
+        inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            if self.writes:
+                encoded = self._base().get_encoder()(**inputs, output_hidden_states=True)
+                logits, states = self._write(inputs, encoded.last_hidden_state), encoded.hidden_states
+            else:
+                output = self.net(**inputs, output_hidden_states=True)
+                logits, states = output.logits, output.hidden_states
+        return logits.float(), tuple(state.float() for state in states)
+
+    # --- texts as points in embedding space ---
+
+    def check_takes_embeddings(self) -> None:
+        """Refuse a model that cannot start from embeddings."""
+        base = self._base()
+        entry = base.get_encoder().forward if self.writes else base.forward
+        if "inputs_embeds" not in inspect.signature(entry).parameters:
+            raise ModelError(
+                f"a {self.family} model takes no inputs_embeds, so it cannot read pseudo texts in embedding space; "
+                "use a model whose forward has inputs_embeds, such as BERT, RoBERTa or T5"
+            )
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The word embeddings; what the model adds to them (positions, norms) is not part of it."""
+        found: nn.Embedding = self._base().get_input_embeddings()
+        return found
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows of the word embeddings, as the model itself would look them up."""
+        found: Tensor = self.embedding(tokens.to(self.device))
+        return found
+
+    @contextmanager
+    def frozen_embeddings(self) -> Iterator[None]:
+        """No gradient reaches the word embeddings inside, nor an output layer that is tied to them."""
+        weight = self.embedding.weight
+        before = weight.requires_grad
+        weight.requires_grad_(False)
+        weight.grad = None
+        try:
+            yield
+        finally:
+            weight.requires_grad_(before)
+
+    def from_embeddings(self, theta: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What the model says of pseudo texts (texts x tokens x width) wherever it has to answer, and what is right.
+
+        A classifier answers once a text: logits over classes, and the class. A text-to-text model answers at every
+        token of the label's word, with the tokens before it given: logits over the vocabulary, and the token.
+        """
+        mask = torch.ones(theta.shape[:2], dtype=torch.long, device=self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            if not self.writes:
+                logits = self.net(inputs_embeds=theta, attention_mask=mask).logits
+                return logits.float(), labels
+            base, targets = self._base(), self._words[labels]
+            states = base.get_encoder()(inputs_embeds=theta, attention_mask=mask).last_hidden_state
+            output = self.net(
+                encoder_outputs=(states,),
+                attention_mask=mask,
+                decoder_input_ids=base.prepare_decoder_input_ids_from_labels(targets),
+                use_cache=False,
+            )
+        there = targets >= 0
+        return output.logits.float()[there], targets[there]
+
+    def _base(self) -> Any:
+        return self.net.get_base_model() if self.adapted else self.net
+
+    def _write(self, inputs: dict[str, Tensor], states: Tensor | None = None) -> Tensor:
         """Class c scores the log-probability that the decoder writes label word c, its end included.
 
         Less the mean over classes: a word's log-probability is far below zero for all of them, and averaged with
         the logits of classifiers that offset would weigh more than what the model says.
         """
         texts, classes = len(inputs["input_ids"]), len(self._words)
-        base = self.net.get_base_model() if self.adapted else self.net
-        states = base.get_encoder()(**inputs).last_hidden_state
+        base = self._base()
+        if states is None:
+            states = base.get_encoder()(**inputs).last_hidden_state
         targets = self._words.repeat(texts, 1)
         output = self.net(
             encoder_outputs=(states.repeat_interleave(classes, dim=0),),

@@ -61,6 +61,9 @@ class Task:
     label_column: str = "label"
     domain_column: str | None = None
     label_words: tuple[str, ...] = ()
+    choices: tuple[
+        tuple[str, tuple[int, ...]], ...
+    ] = ()  # the classes that are possible in each domain, if they differ
     coordinates: Coordinates = ()  # where labels are nearer or farther; empty: all are equally far apart
 
     def __post_init__(self) -> None:
@@ -112,7 +115,12 @@ def load_task(config: TaskConfig) -> tuple[Task, Pools]:
         return _from_files(config)
     if config.name == "hub":
         return _from_hub(config)
-    raise TaskError(f"task.name = {config.name!r} is not known; choose one of: {', '.join([*TASKS, 'files', 'hub'])}")
+    if config.name == "superglue":
+        from fedstill.common import superglue
+
+        return superglue.load(config)
+    known = ", ".join([*TASKS, "superglue", "files", "hub"])
+    raise TaskError(f"task.name = {config.name!r} is not known; choose one of: {known}")
 
 
 def film_reviews() -> Pools:
@@ -318,6 +326,22 @@ def scores(metric: str, labels_true: ArrayLike, outputs: ArrayLike, coordinates:
     if coordinates:
         found["semantic_distance"] = semantic_distance(softmax(outputs), true, coordinates)
     return found
+
+
+def task_scores(task: Task, labels: ArrayLike, outputs: ArrayLike, domains: Sequence[str] | None) -> dict[str, float]:
+    """`scores`; where domains have classes of their own, among these, with each domain's accuracy and their mean."""
+    if not task.choices or domains is None:
+        return scores(task.metric, labels, outputs, task.coordinates)
+    true, possible = np.asarray(labels), np.full(np.shape(outputs), -np.inf)
+    outputs, names = np.asarray(outputs, np.float64), np.array(domains)
+    for domain, classes in task.choices:
+        here = np.ix_(names == domain, classes)
+        possible[here] = outputs[here]
+    found = scores(task.metric, true, possible)
+    right = possible.argmax(axis=1) == true
+    each = {domain: float(right[names == domain].mean()) for domain, _ in task.choices if (names == domain).any()}
+    mean = float(np.mean(list(each.values())))
+    return {**found, "mean_over_tasks": mean, **{f"accuracy_{domain}": value for domain, value in each.items()}}
 
 
 def semantic_distance(probabilities: ArrayLike, labels: ArrayLike, coordinates: Coordinates) -> float:

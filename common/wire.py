@@ -98,6 +98,29 @@ def same_shapes(like: State) -> Callable[[Reply], None]:
     return check
 
 
+def class_counts(classes: int, name: str = "counts") -> Callable[[Reply], None]:
+    """The check of an Ask for class counts: a whole number for each class, the sum being the site's texts."""
+
+    def check(reply: Reply) -> None:
+        counts = reply.arrays.get(name)
+        if counts is None or counts.shape != (classes,) or counts.dtype.kind != "i" or counts.min() < 0:
+            raise WireError(f"class counts must be {classes} whole numbers from 0 up, got {counts}")
+        if counts.sum() != reply.metrics.get("texts"):
+            raise WireError(f"class counts {counts} do not add up to the site's {reply.metrics.get('texts')} texts")
+
+    return check
+
+
+def all_of(*checks: Callable[[Reply], None]) -> Callable[[Reply], None]:
+    """Every one of these checks, in order."""
+
+    def check(reply: Reply) -> None:
+        for one in checks:
+            one(reply)
+
+    return check
+
+
 def check_reply(ask: Ask, reply: Reply) -> None:
     """Refuse a Reply with numbers that are not finite, or that is not what the Ask wanted."""
     for name in reply.arrays:

@@ -19,7 +19,7 @@ from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entro
 from fedstill.common.models import Encoded, load_model
 from fedstill.common.randomness import derive
 from fedstill.common.states import State
-from fedstill.common.tasks import scores
+from fedstill.common.tasks import task_scores
 from fedstill.common.wire import Arrays
 
 NAME = "central"
@@ -177,7 +177,7 @@ class Student:
     def _test(self, learner: Learner) -> dict[str, float]:
         with learner.at("test"):
             logits = learner.predict(self.test_texts, np.arange(len(self.test_texts)))
-        return scores(self.task.metric, np.asarray(self.texts.test.labels), logits, self.task.coordinates)
+        return task_scores(self.task, np.asarray(self.texts.test.labels), logits, self.texts.test.domains)
 
     def centralized(self, epochs: int, practice: Practice) -> dict[str, float]:
         """The yardstick: the same model trained on everybody's private texts in one place, then tested."""

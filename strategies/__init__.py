@@ -11,13 +11,16 @@ from fedstill.strategies.bounds import Centralized, Isolated
 from fedstill.strategies.cronus import Cronus
 from fedstill.strategies.ditto import Ditto
 from fedstill.strategies.dsfl import DSFL
+from fedstill.strategies.fedaux import FedAUX
 from fedstill.strategies.fedavg import FedAvg
 from fedstill.strategies.fedavg_st import FedAvgST
 from fedstill.strategies.fedbn import FedBN
 from fedstill.strategies.feddf import FedDF
+from fedstill.strategies.feddrs import FedDRS
 from fedstill.strategies.feded import FedED
 from fedstill.strategies.fedid import FedID
 from fedstill.strategies.fedkd import FedKD
+from fedstill.strategies.fedkd_mutual import FedKDMutual
 from fedstill.strategies.fedmd import FedMD
 from fedstill.strategies.fedprox import FedProx
 from fedstill.strategies.flower_rules import Bulyan, FedAdam, FedMedian, FedTrimmedAvg, Krum, MultiKrum
@@ -33,7 +36,7 @@ METHODS: dict[str, type[Method]] = {
         *(FedID, AdaFD, DSFL, FedAvg, FedDF, FedED, FedKD, MHAT, FedMD, Cronus, LogitFedAvg, Sinkhorn, Entropy),
         *(FedProx, FedAvgST, Ditto, FedBN, PerCFL, SPFL),
         *(FedAdam, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan),
-        *(Isolated, Centralized),
+        *(FedDRS, FedAUX, FedKDMutual, Isolated, Centralized),
     )
 }
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedstill.common.learner import Rows
 from fedstill.common.maths.ensemble import Matrix, by_class, mean_predictions, softmax
 from fedstill.common.maths.losses import LOSSES, kl_divergence
-from fedstill.common.wire import Ask, Reply, WireError
+from fedstill.common.wire import Ask, class_counts
 from fedstill.strategies.base import Round
 from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, names
 
@@ -55,7 +55,7 @@ class FedKD(EnsembleMethod):
         sites = names((yield self.local_training()))
         counts = {}
         if self.p.class_weights:
-            counted = yield Ask("query.counts", to=sites, check=_counts(self.student.classes))
+            counted = yield Ask("query.counts", to=sites, check=class_counts(self.student.classes))
             counts = {r.node: r.arrays["counts"] for r in counted}
             sites = tuple(counts)
         replies = yield self.ask_predictions(rows, sites)
@@ -73,14 +73,3 @@ class FedKD(EnsembleMethod):
             return lambda logits, places: t * t * kl_divergence(logits / t, y[places])
         wanted = torch.from_numpy(z).to(device)
         return lambda logits, places: LOSSES[self.p.loss](logits, wanted[places])
-
-
-def _counts(classes: int) -> Callable[[Reply], None]:
-    def check(reply: Reply) -> None:
-        counts = reply.arrays.get("counts")
-        if counts is None or counts.shape != (classes,) or counts.dtype.kind != "i" or counts.min() < 0:
-            raise WireError(f"class counts must be {classes} whole numbers from 0 up, got {counts}")
-        if counts.sum() != reply.metrics.get("texts"):
-            raise WireError(f"class counts {counts} do not add up to the site's {reply.metrics.get('texts')} texts")
-
-    return check

@@ -1,6 +1,27 @@
 """What a site can be asked: one file a family of verbs. A new family is imported here."""
 
-from fedstill.client.verbs import evaluating, interactive, keeping, parameters, predicting, training
+from fedstill.client.verbs import (
+    evaluating,
+    interactive,
+    keeping,
+    mutual,
+    parameters,
+    predicting,
+    scoring,
+    textfree,
+    training,
+)
 from fedstill.client.verbs.registry import VERBS
 
-__all__ = ["VERBS", "evaluating", "interactive", "keeping", "parameters", "predicting", "training"]
+__all__ = [
+    "VERBS",
+    "evaluating",
+    "interactive",
+    "keeping",
+    "mutual",
+    "parameters",
+    "predicting",
+    "scoring",
+    "textfree",
+    "training",
+]

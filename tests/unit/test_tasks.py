@@ -118,7 +118,7 @@ def test_tasks_that_make_no_sense(arguments: dict[str, object], message: str) ->
 
 
 def test_unknown_task_names_the_known() -> None:
-    with pytest.raises(TaskError, match="film-reviews, files, hub"):
+    with pytest.raises(TaskError, match="film-reviews, superglue, files, hub"):
         load_task(TaskConfig(name="film-review"))
 
 
