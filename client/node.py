@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,8 @@ from fedstill.common.randomness import derive
 from fedstill.common.tasks import scores
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
 
+Loss = Callable[[Tensor, Rows], Tensor]
+
 
 class Node:
     """One site: private texts, own tokenizer, own model, resident for the session."""
@@ -33,6 +36,13 @@ class Node:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", run):
             raise WireError(f"the run's name {run!r} is no name for a folder")
         self.config, self.site, self.name = config, site, site.name
+        self.folder = state_root / run
+        self.pending: Pending | None = None
+        self.kept: Arrays = {}  # what verbs remember between rounds beside the model, in every checkpoint
+        self._load(config, site)
+
+    def _load(self, config: RunConfig, site: SiteConfig) -> None:
+        """The site's texts and its model."""
         texts = site_texts(config, site)
         self.task = texts.task
         model = load_model(site.model_settings(config.train), self.task, derive(config.seed, site.name, "model"))
@@ -44,9 +54,6 @@ class Node:
         self.test = model.encode(texts.test.texts)
         self.test_labels = texts.test.labels
         self.fingerprint = texts.public.fingerprint()
-        self.folder = state_root / run
-        self.pending: Pending | None = None
-        self.kept: Arrays = {}  # what verbs remember between rounds beside the model, in every checkpoint
 
     def greeting(self) -> Facts:
         """What a site says of itself when it joins: enough to see that all mean the same; no text, no label."""
@@ -107,16 +114,22 @@ class Node:
         self.kept = {name.removeprefix("kept/"): value for name, value in arrays.items() if name.startswith("kept/")}
         self.learner.load_state({name: value for name, value in arrays.items() if not name.startswith("kept/")})
 
-    def train_privately(self, epochs: int, practice: Practice) -> list[float]:
-        """Epochs of CE on the private texts; the mean loss of each."""
+    def train_privately(self, epochs: int, practice: Practice, loss: Loss | None = None) -> list[float]:
+        """Epochs of the task's loss on the private texts, each one pass or `train.epoch_steps`; mean loss of each."""
+        steps = self.config.train.epoch_steps
         return self.learner.fit(
             self.private,
             np.arange(len(self.private)),
-            lambda logits, places: cross_entropy(logits, self.labels[places]),
+            loss or self.private_loss,
             epochs,
             "local",
             practice,
+            steps=None if steps is None else steps * epochs,
         )
+
+    def private_loss(self, outputs: Tensor, places: Rows) -> Tensor:
+        """The task's loss of the model's outputs for these places of the private texts."""
+        return cross_entropy(outputs, self.labels[places])
 
     def test_scores(self) -> Facts:
         """The task's scores on the test texts."""

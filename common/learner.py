@@ -19,7 +19,7 @@ from fedstill.common.randomness import derive, seeded
 from fedstill.common.wire import Arrays
 
 Rows = NDArray[np.int64]
-Purpose = Literal["local", "distil"]
+Purpose = Literal["local", "distil", "assign"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,10 @@ class Learner:
         self.name, self.model, self.seed = name, model, seed
         self.batch_size = settings.batch_size or train.batch_size
         local = settings.learning_rate or train.learning_rate
-        self.rates: dict[Purpose, float] = {"local": local, "distil": settings.distill_rate or local}
-        self.weight_decay = train.weight_decay
+        self.rates: dict[Purpose, float] = {
+            "local": local, "distil": settings.distill_rate or local, "assign": local
+        }  # fmt: skip
+        self.weight_decay, self.clip, self.warmup = train.weight_decay, train.clip, train.warmup
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.compute_seconds = 0.0
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -67,23 +69,30 @@ class Learner:
         purpose: Purpose,
         practice: Practice,
         shuffle: bool = True,
+        steps: int | None = None,
     ) -> list[float]:
-        """Epochs over `rows` of `texts`; `loss` gets logits and the positions in `rows`. Mean loss of each epoch."""
+        """Epochs over `rows` of `texts`; `loss` gets logits and the positions in `rows`. Mean loss of each epoch.
+
+        With `steps`, as many epochs as these take, the last one cut short.
+        """
         optimizer = self.optimizer(purpose, practice)
         starts = range(0, len(rows), self.batch_size)
         total, done, means = max(1, epochs * len(starts)), 0, []
+        if steps is not None:
+            total, epochs = steps, -(-steps // len(starts)) if starts else 1
         self.model.train()
         for _ in range(epochs):
             order = torch.randperm(len(rows)).numpy() if shuffle else np.arange(len(rows))
-            summed = torch.zeros((), device=self.model.device)
-            for start in starts:
+            summed, seen = torch.zeros((), device=self.model.device), 0
+            for start in starts[: total - done]:
                 places = order[start : start + self.batch_size]
                 self._set_rate(optimizer, purpose, practice, done / total)
                 value = loss(self.model(texts.batch(rows[places])), places)
                 self.step(optimizer, value)
                 summed += value.detach() * len(places)
+                seen += len(places)
                 done += 1
-            means.append(float(summed) / max(1, len(rows)))
+            means.append(float(summed) / max(1, seen))
         return means
 
     def logits(self, texts: Encoded, rows: Rows, dropout: bool = False) -> Tensor:
@@ -110,6 +119,8 @@ class Learner:
         """One optimizer step down `loss`."""
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         optimizer.step()
 
     def one_step(self, loss: Tensor, purpose: Purpose, practice: Practice) -> None:
@@ -136,9 +147,13 @@ class Learner:
         return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay, fused=True)
 
     def _set_rate(self, optimizer: torch.optim.Optimizer, purpose: Purpose, practice: Practice, share: float) -> None:
-        start, end = practice.decay or (0.0, 0.0)
+        factor = 1.0
+        if practice.decay is not None:
+            start, end = practice.decay
+            at = start + share * (end - start)
+            factor = at / self.warmup if at < self.warmup else (1.0 - at) / (1.0 - self.warmup)
         for group in optimizer.param_groups:
-            group["lr"] = self.rates[purpose] * (1.0 - (start + share * (end - start)))
+            group["lr"] = self.rates[purpose] * factor
 
     # --- states ---
 
@@ -151,8 +166,8 @@ class Learner:
         self.model.load_trainable_state({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
 
     def state(self) -> Arrays:
-        """Weights and living optimizers, for a checkpoint."""
-        arrays = {f"model/{name}": value for name, value in self.weights().items()}
+        """The whole model and living optimizers, for a checkpoint."""
+        arrays = {f"model/{name}": tensor.numpy() for name, tensor in self.model.whole_state().items()}
         for key, optimizer in self._optimizers.items():
             for index, entry in optimizer.state_dict()["state"].items():
                 for name, value in entry.items():
@@ -163,7 +178,8 @@ class Learner:
 
     def load_state(self, arrays: Arrays) -> None:
         """Take up a checkpoint that `state` made."""
-        self.load_weights({name[6:]: value for name, value in arrays.items() if name.startswith("model/")})
+        held = {name[6:]: torch.from_numpy(np.array(a)) for name, a in arrays.items() if name.startswith("model/")}
+        self.model.load_whole_state(held)
         self._optimizers, self._kept = {}, {}
         for name, value in arrays.items():
             if name.startswith("optimizer/"):

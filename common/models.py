@@ -99,7 +99,18 @@ class TextModel(nn.Module):
 
     def load_trainable_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state of exactly these names and shapes."""
-        own = self._travelling()
+        self.fill(self._travelling(), state)
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Copies of what a checkpoint keeps: here, what travels."""
+        return self.trainable_state()
+
+    def load_whole_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `whole_state` gave."""
+        self.load_trainable_state(state)
+
+    def fill(self, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Copy a state of exactly these names and shapes into tensors of this model."""
         wrong = [f"{name} is missing" for name in own if name not in state]
         wrong += [f"{name} is not part of this model" for name in state if name not in own]
         wrong += [

@@ -6,6 +6,7 @@ import difflib
 
 from fedstill.common.config import ConfigError, MethodConfig, check
 from fedstill.strategies.adafd import AdaFD
+from fedstill.strategies.atc import ATC
 from fedstill.strategies.base import Method, Params
 from fedstill.strategies.bounds import Centralized, Isolated
 from fedstill.strategies.cronus import Cronus
@@ -24,7 +25,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         *(FedID, AdaFD, DSFL, FedAvg, FedDF, FedED, FedKD, MHAT, FedMD, Cronus, LogitFedAvg, Sinkhorn, Entropy),
-        *(Isolated, Centralized),
+        *(ATC, Isolated, Centralized),
     )
 }
 

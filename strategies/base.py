@@ -34,6 +34,10 @@ PHASES = {
     "query.logits": "interactive",
     "train.feedback": "interactive",
     "train.distil": "distillation",
+    "train.corrupted": "assign",
+    "query.features": "synthetic set",
+    "query.representations": "representations",
+    "train.contrast": "contrast",
     "evaluate.test": "evaluation",
 }
 
@@ -65,8 +69,14 @@ class Method(Strategy):
     parameters: ClassVar[type[Params]] = Params
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}
     needs_same_models: ClassVar[bool] = False
+    any_task: ClassVar[bool] = False  # whether sites may have different tasks (task.name = "mixed")
 
     def __init__(self, params: Params, config: RunConfig, student: Student, record: Record) -> None:
+        if config.mixed and not self.any_task:
+            raise ValueError(
+                f'{self.name} needs texts and labels that all sites share, and with task.name = "mixed" they have '
+                "tasks of their own: choose a method that exchanges parameters, such as atc or fedavg"
+            )
         self.p, self.config, self.student, self.record = params, config, student, record
         self.participants: tuple[str, ...] = ()
         self.history: list[Facts] = []  # a row of metrics.csv each

@@ -19,6 +19,7 @@ class FedAvg(Method):
         "authors_code": {"optimizer_state": "fresh", "schedule": "call"},
     }
     needs_same_models = True
+    any_task = True
     p: Params
 
     def round(self, number: int) -> Round:

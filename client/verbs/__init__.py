@@ -1,6 +1,6 @@
 """What a site can be asked: one file a family of verbs. A new family is imported here."""
 
-from fedstill.client.verbs import evaluating, interactive, keeping, predicting, training
+from fedstill.client.verbs import evaluating, interactive, keeping, mixed, predicting, training
 from fedstill.client.verbs.registry import VERBS
 
-__all__ = ["VERBS", "evaluating", "interactive", "keeping", "predicting", "training"]
+__all__ = ["VERBS", "evaluating", "interactive", "keeping", "mixed", "predicting", "training"]
