@@ -41,7 +41,8 @@ class MixedNode(Node):
         )
         self.model.smoothing = site.task.label_smoothing
         self.learner = Learner(site.name, self.model, site, config.train, config.seed)
-        self.private = self.work.examples(self.model)  # type: ignore[assignment]
+        examples = self.work.examples(self.model)
+        self.lessons, self.private = examples, examples.inputs
         self.public = self.model.encode([])
         self.fingerprint = TextSet(()).fingerprint()
 

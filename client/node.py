@@ -17,7 +17,7 @@ from fedstill.client.verbs.interactive import Pending
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig, SiteConfig
 from fedstill.common.holdings import site_texts
-from fedstill.common.learner import Learner, Practice, Rows
+from fedstill.common.learner import Batches, Learner, Practice, Rows
 from fedstill.common.maths.losses import cross_entropy
 from fedstill.common.models import load_model
 from fedstill.common.randomness import derive
@@ -50,6 +50,7 @@ class Node:
         assert texts.private.labels is not None
         self.labels = torch.from_numpy(texts.private.labels).to(model.device)
         self.private = model.encode(texts.private.texts)
+        self.lessons: Batches = self.private  # what the private training is fed with
         self.public = model.encode(texts.public.texts)
         self.test = model.encode(texts.test.texts)
         self.test_labels = texts.test.labels
@@ -118,7 +119,7 @@ class Node:
         """Epochs of the task's loss on the private texts, each one pass or `train.epoch_steps`; mean loss of each."""
         steps = self.config.train.epoch_steps
         return self.learner.fit(
-            self.private,
+            self.lessons,
             np.arange(len(self.private)),
             loss or self.private_loss,
             epochs,

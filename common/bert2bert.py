@@ -229,11 +229,11 @@ def _text_to_text(name: str, source: str, settings: Any, load: dict[str, Any]) -
     encoder, report = _try(name, "weights", AutoModel.from_pretrained, source, config=settings, **load)
     _check_complete(name, report)
     try:
-        decoder, _ = AutoModelForCausalLM.from_pretrained(source, config=writing, **load)
-        return EncoderDecoderModel(encoder=encoder, decoder=decoder)
+        found: Any = AutoModelForCausalLM.from_pretrained(source, config=writing, **load)
+        return EncoderDecoderModel(encoder=encoder, decoder=found[0])
     except (ValueError, TypeError) as error:
         raise ModelError(
-            f"model {name} ({settings.model_type}) cannot be made a decoder; use a BERT-like or a T5-like model ({error})"
+            f"model {name} ({settings.model_type}) cannot be a decoder; use a BERT-like or a T5-like model ({error})"
         ) from error
 
 

@@ -13,7 +13,9 @@ SPOILT, SPAN = 0.3, 3.0  # share of the tokens that is taken out, mean of the Po
 IGNORED = -100
 
 
-def masked(tokens: Tokens, open_: NDArray[np.bool_], mask: int, ordinary: Tokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:  # fmt: skip
+def masked(
+    tokens: Tokens, open_: NDArray[np.bool_], mask: int, ordinary: Tokens, rng: np.random.Generator
+) -> tuple[Tokens, Tokens]:
     """MLM: 15% of the open places are asked for; of these 80% become the mask, 10% any token, 10% stay.
 
     Returns the inputs, and the labels with -100 where nothing is asked.
@@ -29,9 +31,10 @@ def masked(tokens: Tokens, open_: NDArray[np.bool_], mask: int, ordinary: Tokens
 def span_lengths(budget: int, rng: np.random.Generator) -> list[int]:
     """Poisson(3) lengths, none of them zero, that add up to the budget; the last one is cut to fit."""
     lengths: list[int] = []
-    while (left := budget - sum(lengths)) > 0:
-        if (drawn := int(rng.poisson(SPAN))) > 0:
-            lengths.append(min(drawn, left))
+    while budget > 0:
+        if (drawn := min(int(rng.poisson(SPAN)), budget)) > 0:
+            lengths.append(drawn)
+            budget -= drawn
     return lengths
 
 

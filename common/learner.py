@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,15 @@ from fedstill.common.randomness import derive, seeded
 from fedstill.common.wire import Arrays
 
 Rows = NDArray[np.int64]
+
+
+class Batches(Protocol):
+    """Texts that can be had batch by batch."""
+
+    def __len__(self) -> int: ...
+    def batch(self, rows: Rows) -> dict[str, Tensor]: ...
+
+
 Purpose = Literal["local", "distil", "assign"]
 
 
@@ -62,7 +71,7 @@ class Learner:
 
     def fit(
         self,
-        texts: Encoded,
+        texts: Batches,
         rows: Rows,
         loss: Callable[[Tensor, Rows], Tensor],
         epochs: int,

@@ -52,19 +52,18 @@ def rouge(guesses: Sequence[str], references: Sequence[str], kinds: Sequence[str
 
 def bleu4(guesses: Sequence[str], references: Sequence[str]) -> float:
     """BLEU-4 of the whole set, by sacrebleu with its standard tokens and lower case."""
-    from sacrebleu.metrics import BLEU
+    from sacrebleu.metrics.bleu import BLEU
 
     return float(BLEU(lowercase=True).corpus_score(list(guesses), [list(references)]).score / 100)
 
 
 def meteor(guesses: Sequence[str], references: Sequence[str]) -> float:
-    """Mean METEOR by nltk, with exact and stem matches. Synonyms would need a download of WordNet, so there are none."""
+    """Mean METEOR by nltk, with exact and stem matches. Synonyms would need a download of WordNet: there are none."""
     from nltk.translate.meteor_score import meteor_score
 
     none: Any = _NoSynonyms()
-    values = [
-        meteor_score([_words(right)], _words(guess), wordnet=none) for guess, right in zip(guesses, references, strict=True)
-    ]  # fmt: skip
+    pairs = zip(guesses, references, strict=True)
+    values = [meteor_score([_words(right)], _words(guess), wordnet=none) for guess, right in pairs]
     return float(sum(values) / max(1, len(values)))
 
 

@@ -18,7 +18,7 @@ from fedstill.common.corruption import masked, noised
 from fedstill.common.data import Text
 from fedstill.common.metrics import answer_scores, question_scores, summary_scores
 from fedstill.common.tasks import TaskError, read_rows
-from fedstill.common.tokens import Encoded, encode
+from fedstill.common.tokens import Encoded
 
 Rows = NDArray[np.int64]
 Objective = Literal["mlm", "denoising"]
@@ -46,11 +46,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of every input."""
-        return self.inputs.lengths()
-
-    def batch(self, rows: Sequence[int] | Rows) -> dict[str, Tensor]:
+    def batch(self, rows: Rows) -> dict[str, Tensor]:
         """The rows as tensors, with what is wanted under its name."""
         found = self.inputs.batch(rows)
         wanted = [self.wanted[row] for row in rows]
@@ -255,7 +251,7 @@ class Corrupted:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def batch(self, rows: Sequence[int] | Rows) -> dict[str, Tensor]:
+    def batch(self, rows: Rows) -> dict[str, Tensor]:
         """A batch to mend."""
         if self.objective == "mlm":
             found = self.inputs.batch(rows)
@@ -285,8 +281,3 @@ def padded(rows: Sequence[NDArray[np.int64]], fill: int) -> Tensor:
     for place, row in enumerate(rows):
         found[place, : len(row)] = row
     return torch.from_numpy(found)
-
-
-def encode_texts(model: MixedModel, texts: Sequence[Text], length: int) -> Encoded:
-    """Token numbers of the texts, cut to a length of its own."""
-    return encode(model.tokenizer, texts, length)

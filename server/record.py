@@ -121,7 +121,8 @@ tags: [federated-learning, fedstill]
 
 Trained by **{summary["method"]}** (preset `{summary["preset"]}`, seed {summary["seed"]}, {summary["rounds"]} rounds)
 from `{Path(config.central.model).name}` ({model.family}). Every site has a task of its own, so this is the shared
-part alone: it has no head, and no score. A site's score is the mean of its task's metrics, and only the site knows which.
+part alone: it has no head, and no score. A site's score is the mean of its task's metrics; which
+these are only the site knows.
 
 | site | private texts | alone | after |
 |---|---|---|---|

@@ -40,7 +40,7 @@ class ATCParams(Params):
 
 
 class ATC(Method):
-    """Sites mend corrupted texts and are clustered by their updates; then each learns its task beside its neighbours."""
+    """Sites mend corrupted texts, clustered by their updates; then each learns its task beside its neighbours."""
 
     name = "atc"
     paper = "Dong et al. 2022"

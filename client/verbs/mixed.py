@@ -38,9 +38,9 @@ def corrupted(node: Node, ask: Ask) -> Answer:
     site.take(ask.arrays)
     groups = moved_by(objective)
     before = site.shared(groups)
-    texts = Corrupted(site.model, site.private.inputs, objective, _draws())  # type: ignore[attr-defined]
+    texts = Corrupted(site.model, site.private, objective, _draws())
     losses = site.learner.fit(
-        texts,  # type: ignore[arg-type]
+        texts,
         np.arange(len(texts)),
         lambda loss, places: loss,
         0,
@@ -61,13 +61,13 @@ def _update(site: MixedNode, groups: tuple[str, ...], before: Arrays) -> Arrays:
 
 @verb("query.features")
 def features(node: Node, ask: Ask) -> Answer:
-    """The encoder's last layer for the first private texts, padding as zeros (items x places x width, half precision)."""
+    """The encoder's last layer for the first private texts, zeros for padding (items x places x width)."""
     site, settings = _mixed(node), ask.settings
     items, places = int(settings["items"]), int(settings["positions"])
     if not 0 < items * places * site.model.mlm.dense.in_features <= MOST:
         raise WireError(f"{items} items of {places} places are more than a site shows")
     site.take(ask.arrays)
-    inputs = site.private.inputs  # type: ignore[attr-defined]
+    inputs = site.private
     found = np.zeros((items, places, site.model.mlm.dense.in_features), np.float32)
     site.model.eval()
     with torch.inference_mode():

@@ -25,7 +25,7 @@ def cosines(updates: Mapping[str, Arrays]) -> Similarities:
         products += rows @ rows.T
     norms = np.sqrt(np.diag(products))
     scale = np.outer(norms, norms)
-    return np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+    return np.asarray(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0))
 
 
 def cluster(similarities: Similarities, clusters: int) -> list[int]:
@@ -47,9 +47,9 @@ def ranking(similarities: Similarities, number: int) -> list[int]:
     return sorted(others, key=lambda other: -similarities[number, other])
 
 
-def step_towards(own: Arrays, updates: Mapping[str, Arrays], sizes: Mapping[str, float]) -> Arrays:
+def step_towards(own: Arrays, updates: Mapping[str, Arrays], sizes: Mapping[str, int]) -> Arrays:
     """w_n + sum_i (n_i / sum_j n_j) Delta_i over the given updates (eqs. 2 and 4); other arrays of w_n stay."""
-    shares = by_size(dict(sizes))
+    shares = by_size(sizes)
     moved = {name for update in updates.values() for name in update}
     found = dict(own)
     for name in moved:
