@@ -174,9 +174,17 @@ class Learner:
         """Take over weights that fit, by name and shape."""
         self.model.load_trainable_state({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
 
+    def whole(self) -> Arrays:
+        """The whole model, private parts too; it does not travel."""
+        return {name: tensor.numpy() for name, tensor in self.model.whole_state().items()}
+
+    def load_whole(self, arrays: Arrays) -> None:
+        """Be the model that `whole` gave."""
+        self.model.load_whole_state({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
+
     def state(self) -> Arrays:
         """The whole model and living optimizers, for a checkpoint."""
-        arrays = {f"model/{name}": tensor.numpy() for name, tensor in self.model.whole_state().items()}
+        arrays = {f"model/{name}": value for name, value in self.whole().items()}
         for key, optimizer in self._optimizers.items():
             for index, entry in optimizer.state_dict()["state"].items():
                 for name, value in entry.items():
@@ -187,8 +195,7 @@ class Learner:
 
     def load_state(self, arrays: Arrays) -> None:
         """Take up a checkpoint that `state` made."""
-        held = {name[6:]: torch.from_numpy(np.array(a)) for name, a in arrays.items() if name.startswith("model/")}
-        self.model.load_whole_state(held)
+        self.load_whole({name[6:]: value for name, value in arrays.items() if name.startswith("model/")})
         self._optimizers, self._kept = {}, {}
         for name, value in arrays.items():
             if name.startswith("optimizer/"):

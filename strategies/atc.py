@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -75,6 +76,9 @@ class ATC(Method):
             self.stale.setdefault(site, frozenset(GROUPS))
         steps = self._assign(number) if number <= self.assign_rounds else self._contrast(number)
         facts = yield from steps
+        back = self._owed(self.link.sites)
+        for reply in (yield Ask("train.shared", each=back, to=tuple(back))):  # what sites test is what they share
+            self.stale[reply.node] = frozenset()
         sizes = by_size({site: facts["texts"] for site, facts in self.link.sites.items()})
         self.holder.load_shared(mean_arrays(self.models, sizes))
         return facts
@@ -172,10 +176,14 @@ class ATC(Method):
         shape: dict[str, tuple[int, ...]] | None = None,
     ) -> Ask:
         """An Ask that brings each site what it lacks of w_n; the update of `groups` is wanted."""
-        owed = {site: _of(self.models[site], self.stale[site]) for site in self.participants}
-        each = {site: {**owed[site], **(told or {}).get(site, {})} for site in self.participants}
+        owed = self._owed(self.participants)
+        each = {site: {**owed.get(site, {}), **(told or {}).get(site, {})} for site in self.participants}
         like = _of(self.holder.shared(), groups)
         return Ask(verb, {}, settings, each, check=shaped(shape) if shape else same_shapes(like))
+
+    def _owed(self, sites: Iterable[str]) -> dict[str, Arrays]:
+        """What each of the sites lacks of its w_n, where it lacks any."""
+        return {site: _of(self.models[site], self.stale[site]) for site in sites if self.stale[site]}
 
     def _received(self, replies: list[Reply], groups: tuple[str, ...]) -> dict[str, Arrays]:
         """The updates; a site that answered lacks what it trained itself, one that did not may lack everything."""

@@ -35,6 +35,7 @@ PHASES = {
     "train.feedback": "interactive",
     "train.distil": "distillation",
     "train.corrupted": "assign",
+    "train.shared": "weights back",
     "query.features": "synthetic set",
     "query.representations": "representations",
     "train.contrast": "contrast",

@@ -51,6 +51,13 @@ def corrupted(node: Node, ask: Ask) -> Answer:
     return _update(site, groups, before), {"texts": len(site.private), "loss": losses[-1]}
 
 
+@verb("train.shared")
+def shared(node: Node, ask: Ask) -> Answer:
+    """Be what the server made of the shared parameters."""
+    _mixed(node).take(ask.arrays)
+    return {}, {}
+
+
 def _draws() -> np.random.Generator:
     return np.random.default_rng(int(torch.randint(2**62, (1,))))
 

@@ -78,7 +78,7 @@ def test_a_site_is_sent_eq_2_of_its_cluster(whole: Any) -> None:
         ask, _ = first[site]
         members = [other for other in clusters if clusters[other] == clusters[site]]
         total = sum(first[other][1].metrics["texts"] for other in members)
-        second = heard.of(site, "train.corrupted")[1][0]
+        second = heard.of(site, "train.shared")[0][0]
         assert set(second.arrays) == set(first[site][1].arrays)  # what MLM moved, and not the decoder
         for name, value in second.arrays.items():
             mean = sum(first[o][1].metrics["texts"] / total * first[o][1].arrays[name] for o in members)
@@ -91,7 +91,7 @@ def test_contrast_moves_the_encoder_alone_by_eq_4(whole: Any) -> None:
     made, heard, _ = whole
     nearest = made.events("neighbours")[1]["nearest"]
     for site in nearest:
-        (_, (before, _), (after, _)) = heard.of(site, "train.contrast")
+        (_, _, (before, _), (after, _), _) = heard.of(site, "train.shared")  # after rounds 3 and 4
         said = {other: heard.of(other, "train.contrast")[1][1] for other in nearest}
         members = [site, nearest[site][0]]  # K = 2, itself included
         total = sum(said[other].metrics["texts"] for other in members)
@@ -214,7 +214,7 @@ def test_a_site_that_was_left_out_is_sent_all_it_may_lack(federation: Make, tmp_
 
     made.nodes[1].answer = answer  # type: ignore[method-assign]
     made.run()
-    parts = {site: {n.split(".")[0] for n in heard.of(site, "train.corrupted")[1][0].arrays} for site in ("ann", "bob")}
+    parts = {site: {n.split(".")[0] for n in heard.of(site, "train.shared")[0][0].arrays} for site in ("ann", "bob")}
     assert parts == {"ann": {"encoder", "mlm"}, "bob": {"encoder", "decoder", "mlm"}}
 
 
@@ -224,7 +224,7 @@ def test_ablations_leave_out_what_they_say(federation: Make, tmp_path: Path) -> 
                                  sites=sites))  # fmt: skip
     heard = Heard(plain)
     plain.run()
-    assert {ask.verb for _, ask, _ in heard.talk} == {"evaluate.test", "query.save", "train.contrast"}
+    assert {ask.verb for _, ask, _ in heard.talk} == {"evaluate.test", "query.save", "train.contrast", "train.shared"}
     encoders = [{n: v for n, v in plain.method.models[site].items() if n.startswith("encoder.")} for site in sites]
     for name in encoders[0]:  # FedAvg: one encoder for all, up to the order of sums
         assert np.allclose(encoders[0][name], encoders[1][name], atol=1e-6)
