@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport clean
+.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport bench-atc clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's m
 
 bench-transport: $(READY) ## optimal transport: how near and how fast the solvers are; writes bench/transport.json
 	$(BIN)/python bench/transport.py
+
+bench-atc: $(READY) ## ATC's course in small, with texts from ../shared/data; table and pictures in runs/atc
+	$(BIN)/python bench/atc.py
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

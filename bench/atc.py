@@ -159,6 +159,7 @@ def run_one(label: str, seed: int, args: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     from fedstill.client.mixed import make_node
+    from fedstill.common.wire import Reply
     from fedstill.server.app import admission
     from fedstill.server.holder import make_student
     from fedstill.server.link import LocalLink
@@ -166,14 +167,15 @@ def run_one(label: str, seed: int, args: argparse.Namespace) -> None:
     from fedstill.strategies import find_method
 
     class Course(LocalLink):
-        """A course begins anew where it was stopped, so the sites keep no checkpoints."""
+        """A stopped (method, seed) begins anew, so the sites keep no checkpoints; nor are they tested untrained."""
 
         def deliver(self, parts: Any, deadline: float) -> Any:
-            kept = {name: ask for name, ask in parts.items() if ask.verb != "query.save"}
-            yield from super().deliver(kept, deadline)
-            from fedstill.common.wire import Reply
+            idle = {name for name, ask in parts.items() if ask.verb == "query.save" or _untrained(ask)}
+            yield from super().deliver({name: ask for name, ask in parts.items() if name not in idle}, deadline)
+            yield from (Reply(name) for name in parts if name in idle)
 
-            yield from (Reply(name) for name in parts if name not in kept)
+    def _untrained(ask: Any) -> bool:
+        return bool(ask.verb == "evaluate.test" and ask.settings["round"] == 0)
 
     class Sheet(Record):
         """Nor does the server."""
@@ -288,9 +290,7 @@ def pictures(results: list[dict[str, Any]], folder: Path) -> None:
     names = [site for sites in GROUPS.values() for site in sites]
     atc = [r for r in results if r["method"] == "atc"]
     if atc:
-        rounds = [found for r in atc for found in r["clusters"]]
-        parts = [rounds[: max(1, len(rounds) // 2)], rounds[len(rounds) // 2 :]] if len(atc) == 1 else None
-        halves = [_early(atc, late) for late in (False, True)] if parts is None else parts
+        halves = [_half(atc, late) for late in (False, True)]
         figure, axes = pyplot.subplots(1, 2, figsize=(13, 6))
         for axis, part, title in zip(axes, halves, ("first half of ASSIGN", "second half of ASSIGN"), strict=True):
             shares = [[np.mean([found[a] == found[b] for found in part]) for b in names] for a in names]
@@ -313,7 +313,7 @@ def pictures(results: list[dict[str, Any]], folder: Path) -> None:
     _save(figure, folder / "ranks.png")
 
 
-def _early(results: list[dict[str, Any]], late: bool) -> list[dict[str, int]]:
+def _half(results: list[dict[str, Any]], late: bool) -> list[dict[str, int]]:
     halves = [(r["clusters"], len(r["clusters"]) // 2) for r in results]
     return [found for clusters, half in halves for found in (clusters[half:] if late else clusters[:half])]
 
@@ -326,7 +326,10 @@ def _matrix(axis: Any, values: Any, names: list[str], title: str, colours: str, 
     for i, row in enumerate(values):
         for j, value in enumerate(row):
             if np.isfinite(value):
-                axis.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color="white")
+                share = (value - low) / (high - low)
+                dark = share < 0.6 if colours == "viridis" else share > 0.4
+                colour = "white" if dark else "black"
+                axis.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color=colour)
     axis.figure.colorbar(shown, ax=axis, fraction=0.046)
 
 
