@@ -40,7 +40,7 @@ BASELINES: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavg-st": {"groups": GROUPS},
     "fedprox": {},
-    "ditto": {},
+    "ditto": {"optimizer_state": "fresh"},  # two models take turns at one optimizer
     "fedbn": {},
     "percfl": {"warmup_rounds": 2},
     "spfl": {},

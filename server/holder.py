@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -40,7 +42,7 @@ class Holder(Student):
         """Encoder, decoder and MLM head, as every site begins with them."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self.model.group(GROUPS).items()}
 
-    def load_shared(self, arrays: Arrays) -> None:
+    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take over a state of encoder, decoder and MLM head, such as a mean."""
         self.model.fill(
             self.model.group(GROUPS), {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}

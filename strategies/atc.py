@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -185,7 +185,7 @@ class ATC(Method):
         """What each of the sites lacks of its w_n, where it lacks any."""
         return {site: _of(self.models[site], self.stale[site]) for site in sites if self.stale[site]}
 
-    def _received(self, replies: list[Reply], groups: tuple[str, ...]) -> dict[str, Arrays]:
+    def _received(self, replies: list[Reply], groups: tuple[str, ...]) -> dict[str, Mapping[str, np.ndarray]]:
         """The updates; a site that answered lacks what it trained itself, one that did not may lack everything."""
         shared = frozenset(GROUPS if self._number <= self.assign_rounds else ("encoder",))
         answered = {reply.node for reply in replies}

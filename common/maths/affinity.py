@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from fedstill.common.maths.ensemble import by_size
 
-Arrays = dict[str, NDArray[np.float32]]
+State = Mapping[str, NDArray[Any]]
 Similarities = NDArray[np.float64]
 
 
-def cosines(updates: Mapping[str, Arrays]) -> Similarities:
+def cosines(updates: Mapping[str, State]) -> Similarities:
     """cos(Delta_n, Delta_i) of every two updates, each taken as one long vector; one that is zero is like nobody."""
     size = len(updates)
     products = np.zeros((size, size))
@@ -47,7 +48,7 @@ def ranking(similarities: Similarities, number: int) -> list[int]:
     return sorted(others, key=lambda other: -similarities[number, other])
 
 
-def step_towards(own: Arrays, updates: Mapping[str, Arrays], sizes: Mapping[str, int]) -> Arrays:
+def step_towards(own: State, updates: Mapping[str, State], sizes: Mapping[str, int]) -> dict[str, NDArray[Any]]:
     """w_n + sum_i (n_i / sum_j n_j) Delta_i over the given updates (eqs. 2 and 4); other arrays of w_n stay."""
     shares = by_size(sizes)
     moved = {name for update in updates.values() for name in update}
