@@ -207,14 +207,14 @@ def test_a_site_that_was_left_out_is_sent_all_it_may_lack(federation: Make, tmp_
     honest = made.nodes[1].answer
 
     def answer(ask: Ask) -> Reply:
-        if ask.verb == "train.corrupted" and ask.settings["round"] == 1:
+        if ask.verb == "train.corrupted" and ask.settings["round"] == 2:
             honest(ask)
             raise RuntimeError("the line is dead")
         return honest(ask)
 
     made.nodes[1].answer = answer  # type: ignore[method-assign]
     made.run()
-    parts = {site: {n.split(".")[0] for n in heard.of(site, "train.shared")[0][0].arrays} for site in ("ann", "bob")}
+    parts = {site: {n.split(".")[0] for n in heard.of(site, "train.shared")[1][0].arrays} for site in ("ann", "bob")}
     assert parts == {"ann": {"encoder", "mlm"}, "bob": {"encoder", "decoder", "mlm"}}
 
 
