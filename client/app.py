@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from logging import INFO
+from logging import ERROR, INFO
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedstill.client.node import Node
+from fedstill.client.mixed import make_node
 from fedstill.client.session import Door, Session
 from fedstill.client.verbs import VERBS
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig, load_run, load_site
@@ -24,12 +24,17 @@ def join(message: Message, context: Context) -> Message:
     """Load the site's model once and serve the run's Asks until it ends; with `messages`, only say who this is."""
     _, facts = from_records(message.content)
     config = load_run(str(facts["config"]))
-    site = find_site(config, context)
     try:
-        node = Node(config, site, str(facts["run"]), state_root(site))
+        site = find_site(config, context)
+    except ConfigError as error:
+        if config.mixed:
+            raise _told(config, context, "a site", error) from None
+        raise
+    try:
+        node = make_node(config, site, str(facts["run"]), state_root(site))
         door = None if facts["link"] == "messages" else _door(config, site, facts)
     except Exception as error:
-        raise RuntimeError(f"site {site.name}: {error}") from error
+        raise _told(config, context, f"site {site.name}", error) from (None if config.mixed else error)
     if door is None:
         node.forget_work()
         return Message(to_records({}, node.greeting()), reply_to=message)
@@ -40,12 +45,20 @@ def join(message: Message, context: Context) -> Message:
     return Message(to_records({}, {**traffic, **end}), reply_to=message)
 
 
+def _told(config: RunConfig, context: Context, who: str, error: Exception) -> Exception:
+    """What the server hears of a site that cannot begin: all of it, unless that may speak of the site's secret task."""
+    if config.mixed and context.node_config.get("site") is not None:
+        log(ERROR, "%s: %s", who, error)
+        return RuntimeError(f"{who} cannot begin; its own log says why, since its task is its secret")
+    return RuntimeError(f"{who}: {error}")
+
+
 def answer_message(message: Message, context: Context) -> Message:
     """One Ask as a Flower message: the model is restored, asked and put away again."""
     arrays, facts = from_records(message.content)
     config = load_run(str(facts["config"]))
     site = find_site(config, context)
-    node = Node(config, site, str(facts["run"]), state_root(site))
+    node = make_node(config, site, str(facts["run"]), state_root(site))
     node.take_up()
     verb = message.metadata.message_type
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,14 @@ from fedstill.common import checkpoint
 from fedstill.common.coding import pack, unpack
 from fedstill.common.config import RunConfig, SiteConfig
 from fedstill.common.holdings import site_texts
-from fedstill.common.learner import Learner, Practice, Rows
+from fedstill.common.learner import Batches, Learner, Practice, Rows
 from fedstill.common.maths.losses import cross_entropy
 from fedstill.common.models import load_model
 from fedstill.common.randomness import derive
 from fedstill.common.tasks import task_scores
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
+
+Loss = Callable[[Tensor, Rows], Tensor]
 
 
 class Node:
@@ -35,6 +38,14 @@ class Node:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", run):
             raise WireError(f"the run's name {run!r} is no name for a folder")
         self.config, self.site, self.name = config, site, site.name
+        self.folder = state_root / run
+        self.pending: Pending | None = None
+        self.second: Shared | None = None  # a second model beside the site's own, where a method has one
+        self.kept: Arrays = {}  # what verbs remember between rounds beside the model, in every checkpoint
+        self._load(config, site)
+
+    def _load(self, config: RunConfig, site: SiteConfig) -> None:
+        """The site's texts and its model."""
         self.texts = texts = site_texts(config, site)
         self.task = texts.task
         model = load_model(site.model_settings(config.train), self.task, derive(config.seed, site.name, "model"))
@@ -42,14 +53,11 @@ class Node:
         assert texts.private.labels is not None
         self.labels = torch.from_numpy(texts.private.labels).to(model.device)
         self.private = model.encode(texts.private.texts)
+        self.lessons: Batches = self.private  # what the private training is fed with
         self.public = model.encode(texts.public.texts)
         self.test = model.encode(texts.test.texts)
         self.test_labels = texts.test.labels
         self.fingerprint = texts.public.fingerprint()
-        self.folder = state_root / run
-        self.pending: Pending | None = None
-        self.shared: Shared | None = None  # a second model beside the site's own, where a method has one
-        self.kept: Arrays = {}  # what verbs remember between rounds beside the model, in every checkpoint
 
     def greeting(self) -> Facts:
         """What a site says of itself when it joins: enough to see that all mean the same; no text, no label."""
@@ -113,16 +121,22 @@ class Node:
         self.kept = {name.removeprefix("kept/"): value for name, value in arrays.items() if name.startswith("kept/")}
         self.learner.load_state({name: value for name, value in arrays.items() if not name.startswith("kept/")})
 
-    def train_privately(self, epochs: int, practice: Practice) -> list[float]:
-        """Epochs of CE on the private texts; the mean loss of each."""
+    def train_privately(self, epochs: int, practice: Practice, loss: Loss | None = None) -> list[float]:
+        """Epochs of the task's loss on the private texts, each one pass or `train.epoch_steps`; mean loss of each."""
+        steps = self.config.train.epoch_steps
         return self.learner.fit(
-            self.private,
+            self.lessons,
             np.arange(len(self.private)),
-            lambda logits, places: cross_entropy(logits, self.labels[places]),
+            loss or self.private_loss,
             epochs,
             "local",
             practice,
+            steps=None if steps is None else steps * epochs,
         )
+
+    def private_loss(self, outputs: Tensor, places: Rows) -> Tensor:
+        """The task's loss of the model's outputs for these places of the private texts."""
+        return cross_entropy(outputs, self.labels[places])
 
     def test_scores(self) -> Facts:
         """The task's scores on the test texts."""

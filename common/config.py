@@ -26,7 +26,10 @@ class Section(BaseModel):
 
 
 class TaskConfig(Section):
-    """Which texts and labels: a built-in task by name, files (`files`, `superglue`), or a hub data set (`hub`)."""
+    """Which texts and labels: a built-in task by name, files (`files`, `superglue`), or a hub data set (`hub`).
+
+    `mixed`: every site has a task of its own, in its own [task], and nobody else hears which.
+    """
 
     name: str = "film-reviews"
     train: Path | None = None
@@ -106,6 +109,9 @@ class TrainConfig(Section):
     max_length: int = Field(128, ge=4)
     keep: Literal["start", "end"] = "start"  # of a text that is longer: a long review tells its verdict at the end
     weight_decay: float = Field(0.0, ge=0)
+    epoch_steps: int | None = Field(None, ge=1)  # what counts as a local epoch: so many steps instead of one pass
+    clip: float | None = Field(None, gt=0)  # the norm to which a step's gradient is cut
+    warmup: float = Field(0.0, ge=0, lt=1)  # share of a falling schedule in which the rate rises first
 
 
 class LearnerConfig(Section):
@@ -147,11 +153,64 @@ class SiteData(Section):
         return [value] if isinstance(value, str) else value
 
 
+Kind = Literal["classification", "question-answering", "summarisation", "question-generation"]
+COLUMNS: dict[str, tuple[list[str], str]] = {  # of each kind: the texts that are read, and what is wanted
+    "classification": (["text"], "label"),
+    "question-answering": (["question", "context"], "answer"),
+    "summarisation": (["text"], "summary"),
+    "question-generation": (["answer", "context"], "question"),
+}
+
+
+class SiteTask(Section):
+    """A site's own task, where the run's task is `mixed`: its kind, its files, and how answers are written."""
+
+    kind: Kind
+    train: Path
+    test: Path | None = None  # by default a tenth of `train` is kept back
+    text: list[str] = []  # columns; the kind has names for them
+    target: str = ""
+    labels: list[str] | None = None
+    target_length: int = Field(64, ge=4)  # tokens that are learned of a text to write
+    query_length: int = Field(64, ge=4)  # tokens of a question
+    stride: int = Field(32, ge=1)  # tokens that two windows of a long passage share
+    beams: int = Field(5, ge=1)
+    length_penalty: float = 2.0
+    fewest: int = Field(1, ge=1)  # tokens that are written
+    most: int = Field(100, ge=1)
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_column_is_enough(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _columns_by_kind(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("kind") in COLUMNS:
+            text, target = COLUMNS[values["kind"]]
+            return {**values, "text": values.get("text") or text, "target": values.get("target") or target}
+        return values
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> SiteTask:
+        if self.labels is not None and self.kind != "classification":
+            raise ValueError(f"task.labels belong to classification, and this task is {self.kind}: take them out")
+        wanted = (2,) if self.kind == "question-answering" else (1, 2)
+        if len(self.text) not in wanted:
+            raise ValueError(f"task.text of {self.kind} names {' or '.join(map(str, wanted))} columns, not {self.text}")
+        if self.fewest > self.most:
+            raise ValueError(f"task.fewest = {self.fewest} is above task.most = {self.most}: lower it")
+        return self
+
+
 class SiteConfig(LearnerConfig):
     """A site: in the run's [[sites]], or in a file of its own (site.toml) that only the site reads."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     data: SiteData | None = None
+    task: SiteTask | None = None
     state: Path | None = None
     root_certificates: Path | None = None
     stream: str | None = None
@@ -234,7 +293,18 @@ class RunConfig(Section):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two sites are called {twice[0]!r}: give each site a name of its own")
+        for site in self.sites:
+            if site.task is not None and not self.mixed:
+                raise ValueError(
+                    f"site {site.name} has a task of its own, and the run's is {self.task.name!r}: "
+                    'set task.name = "mixed", or take [sites.task] out'
+                )
         return self
+
+    @property
+    def mixed(self) -> bool:
+        """Whether every site has a task of its own that the server does not know."""
+        return self.task.name == "mixed"
 
     @property
     def expected_sites(self) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,16 @@ from fedstill.common.states import State
 from fedstill.common.wire import Arrays
 
 Rows = NDArray[np.int64]
-Purpose = Literal["local", "distil"]
+
+
+class Batches(Protocol):
+    """Texts that can be had batch by batch."""
+
+    def __len__(self) -> int: ...
+    def batch(self, rows: Rows) -> dict[str, Tensor]: ...
+
+
+Purpose = Literal["local", "distil", "assign"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,10 @@ class Learner:
         self.name, self.model, self.seed = name, model, seed
         self.batch_size = settings.batch_size or train.batch_size
         local = settings.learning_rate or train.learning_rate
-        self.rates: dict[Purpose, float] = {"local": local, "distil": settings.distill_rate or local}
-        self.weight_decay = train.weight_decay
+        self.rates: dict[Purpose, float] = {
+            "local": local, "distil": settings.distill_rate or local, "assign": local
+        }  # fmt: skip
+        self.weight_decay, self.clip, self.warmup = train.weight_decay, train.clip, train.warmup
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.compute_seconds = 0.0
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -62,30 +73,37 @@ class Learner:
 
     def fit(
         self,
-        texts: Encoded,
+        texts: Batches,
         rows: Rows,
         loss: Callable[[Tensor, Rows], Tensor],
         epochs: int,
         purpose: Purpose,
         practice: Practice,
         shuffle: bool = True,
+        steps: int | None = None,
     ) -> list[float]:
-        """Epochs over `rows` of `texts`; `loss` gets logits and the positions in `rows`. Mean loss of each epoch."""
+        """Epochs over `rows` of `texts`; `loss` gets logits and the positions in `rows`. Mean loss of each epoch.
+
+        With `steps`, as many epochs as these take, the last one cut short.
+        """
         optimizer = self.optimizer(purpose, practice)
         starts = range(0, len(rows), self.batch_size)
         total, done, means = max(1, epochs * len(starts)), 0, []
+        if steps is not None:
+            total, epochs = steps, -(-steps // len(starts)) if starts else 1
         self.model.train()
         for _ in range(epochs):
             order = torch.randperm(len(rows)).numpy() if shuffle else np.arange(len(rows))
-            summed = torch.zeros((), device=self.model.device)
-            for start in starts:
+            summed, seen = torch.zeros((), device=self.model.device), 0
+            for start in starts[: total - done]:
                 places = order[start : start + self.batch_size]
                 self.set_rate(optimizer, purpose, practice, done / total)
                 value = loss(self.model(texts.batch(rows[places])), places)
                 self.step(optimizer, value)
                 summed += value.detach() * len(places)
+                seen += len(places)
                 done += 1
-            means.append(float(summed) / max(1, len(rows)))
+            means.append(float(summed) / max(1, seen))
         return means
 
     def logits(self, texts: Encoded, rows: Rows, dropout: bool = False) -> Tensor:
@@ -112,6 +130,8 @@ class Learner:
         """One optimizer step down `loss`."""
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         optimizer.step()
 
     def one_step(self, loss: Tensor, purpose: Purpose, practice: Practice) -> None:
@@ -160,10 +180,17 @@ class Learner:
         return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay, fused=True)
 
     def set_rate(self, optimizer: torch.optim.Optimizer, purpose: Purpose, practice: Practice, share: float) -> None:
-        """The rate when `share` of a call is done."""
-        start, end = practice.decay or (0.0, 0.0)
+        """Give the optimizer the rate that it has when `share` of a call is done."""
         for group in optimizer.param_groups:
-            group["lr"] = self.rates[purpose] * (1.0 - (start + share * (end - start)))
+            group["lr"] = self.rate(purpose, practice, share)
+
+    def rate(self, purpose: Purpose, practice: Practice, share: float = 0.0) -> float:
+        """The rate when `share` of a call is done: it rises over the warm-up, then falls to zero, or stays."""
+        if practice.decay is None:
+            return self.rates[purpose]
+        start, end = practice.decay
+        at = start + share * (end - start)
+        return self.rates[purpose] * (at / self.warmup if at < self.warmup else (1.0 - at) / (1.0 - self.warmup))
 
     # --- states ---
 
@@ -182,9 +209,17 @@ class Learner:
             digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
+    def whole(self, copy: bool = True) -> Arrays:
+        """The whole model, private parts too, as copies or views; it does not travel."""
+        return {name: tensor.numpy() for name, tensor in self.model.whole_state(copy).items()}
+
+    def load_whole(self, arrays: State) -> None:
+        """Be the model that `whole` gave."""
+        self.model.load_whole_state(arrays)
+
     def state(self, copy: bool = True) -> Arrays:
-        """Weights and living optimizers, for a checkpoint; weights are copies or views."""
-        arrays = {f"model/{name}": value for name, value in self.weights(copy).items()}
+        """The whole model and living optimizers, for a checkpoint; weights are copies or views."""
+        arrays = {f"model/{name}": value for name, value in self.whole(copy).items()}
         for key, optimizer in self._optimizers.items():
             for index, entry in optimizer.state_dict()["state"].items():
                 for name, value in entry.items():
@@ -195,7 +230,7 @@ class Learner:
 
     def load_state(self, arrays: Arrays) -> None:
         """Take up a checkpoint that `state` made."""
-        self.load_weights({name[6:]: value for name, value in arrays.items() if name.startswith("model/")})
+        self.load_whole({name[6:]: value for name, value in arrays.items() if name.startswith("model/")})
         self._optimizers, self._kept = {}, {}
         for name, value in arrays.items():
             if name.startswith("optimizer/"):

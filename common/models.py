@@ -182,7 +182,18 @@ class TextModel(nn.Module):
 
     def load_trainable_state(self, state: Mapping[str, Tensor] | State) -> None:
         """Take over a state of exactly these names and shapes, array by array."""
-        own = self._travelling()
+        self.fill(self._travelling(), state)
+
+    def whole_state(self, copy: bool = True) -> dict[str, Tensor]:
+        """What a checkpoint keeps: here, what travels."""
+        return self.trainable_state(copy)
+
+    def load_whole_state(self, state: Mapping[str, Tensor] | State) -> None:
+        """Take up what `whole_state` gave."""
+        self.load_trainable_state(state)
+
+    def fill(self, own: Mapping[str, Tensor], state: Mapping[str, Tensor] | State) -> None:
+        """Copy a state of exactly these names and shapes into tensors of this model."""
         wrong = differences(shapes_of(state), shapes_of(own))
         if wrong:
             shown = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")

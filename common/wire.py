@@ -121,6 +121,17 @@ def all_of(*checks: Callable[[Reply], None]) -> Callable[[Reply], None]:
     return check
 
 
+def shaped(shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Reply], None]:
+    """The check of an Ask for arrays of these names and shapes, and no others."""
+
+    def check(reply: Reply) -> None:
+        found = {name: value.shape for name, value in reply.arrays.items()}
+        if found != {name: tuple(shape) for name, shape in shapes.items()}:
+            raise WireError(f"arrays {found} instead of {dict(shapes)}")
+
+    return check
+
+
 def check_reply(ask: Ask, reply: Reply) -> None:
     """Refuse a Reply with numbers that are not finite, or that is not what the Ask wanted."""
     for name in reply.arrays:

@@ -84,6 +84,8 @@ class Screen:
         if kind == "round_finished":
             central = event["central"].get("accuracy")
             shown = "not tested" if central is None else f"central {central:.3f}; sites " + _scores_of(event["sites"])
+            if central is None and any(event["sites"].values()):
+                shown = "sites " + _scores_of(event["sites"])
             return f"round {event['round']} done: {shown}"
         if kind in ("left_out", "refused", "join_failed", "damaged", "site_reset", "disconnected"):
             said = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("time", "event") and v is not None)
@@ -105,7 +107,8 @@ class Screen:
 
 
 def _scores_of(sites: dict[str, Facts]) -> str:
-    return ", ".join(f"{name} {facts['accuracy']:.3f}" for name, facts in sites.items())
+    shown = {name: facts.get("accuracy", facts.get("score")) for name, facts in sites.items()}
+    return ", ".join(f"{name} {score:.3f}" for name, score in shown.items() if score is not None)
 
 
 def results(console: Console, summary: Facts, folder: str) -> None:
@@ -114,8 +117,11 @@ def results(console: Console, summary: Facts, folder: str) -> None:
         console.print(f"[red]{summary['status']}[/red]: {summary.get('reason', '')}", highlight=False)
         return
     metric = next((name for name in summary["central"] if name != "accuracy"), "accuracy")
+    if not summary["central"]:
+        metric = "score"  # of sites with different tasks: the mean of each one's own metrics
     run = f"{summary['method']} ({summary['preset']}), {summary['rounds']} rounds, seed {summary['seed']}"
-    table = Table(title=f"{run}: {metric} on {summary['test_texts']} test texts", title_justify="left")
+    where = f"{summary['test_texts']} test texts" if summary["central"] else "each site's own test texts"
+    table = Table(title=f"{run}: {metric} on {where}", title_justify="left")
     for column in ("who", "model", "texts", "alone", "after", "sent", "received"):
         table.add_column(column, justify="left" if column in ("who", "model") else "right", no_wrap=True)
     for name, site in summary["sites"].items():
@@ -125,8 +131,9 @@ def results(console: Console, summary: Facts, folder: str) -> None:
     alone, after = _mean(summary, "alone", metric), _mean(summary, "after", metric)
     table.add_section()
     table.add_row("mean of sites", "", "", alone, after, "", "")
-    table.add_row("[bold]central[/bold]", summary["central_model"]["model"], "0", "",
-                  f"[bold]{_score(summary['central'], metric)}[/bold]", "", "")  # fmt: skip
+    if summary["central"]:
+        table.add_row("[bold]central[/bold]", summary["central_model"]["model"], "0", "",
+                      f"[bold]{_score(summary['central'], metric)}[/bold]", "", "")  # fmt: skip
     if summary["centralized"]:
         texts = sum(site["texts"] for site in summary["sites"].values())
         table.add_row("centralized", summary["central_model"]["model"], f"{texts:,}", "",

@@ -17,6 +17,7 @@ from fedstill import __file__ as package
 from fedstill.common.config import ConfigError, RunConfig, load_run
 from fedstill.common.states import Spool
 from fedstill.common.wire import Facts
+from fedstill.server.holder import make_student
 from fedstill.server.link import Link, MessageLink, StreamLink
 from fedstill.server.record import Record
 from fedstill.server.student import Student
@@ -41,7 +42,7 @@ def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) ->
     record.event("run_started", run=folder.name, method=config.method.name, resume=resume, pid=os.getpid())
     try:
         kind, params = find_method(config.method)
-        student = Student(config)
+        student = make_student(config)
         method = kind(params, config, student, record)
 
         def open_link(grid: Grid) -> Link:
@@ -62,7 +63,7 @@ def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) ->
 def admission(config: RunConfig, student: Student) -> Callable[[Facts], str | None]:
     """What a site must have in common with the others to be let in."""
     known = {site.name for site in config.sites}
-    labels = list(student.task.labels)
+    labels = None if config.mixed else list(student.task.labels)
 
     def admit(facts: Facts) -> str | None:
         name = facts.get("name")

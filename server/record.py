@@ -73,6 +73,8 @@ class Record:
 
 def _card(config: RunConfig, model: TextModel, summary: Facts) -> str:
     """A model card in the form that model hubs read."""
+    if config.mixed:
+        return _card_of_mixed(config, model, summary)
     scores = ", ".join(f"{name} {value:.4f}" for name, value in summary["central"].items())
     sites = "\n".join(
         f"| {name} | {site['family']} | {site['texts']} | {_score(site['alone'])} | {_score(site['after'])} |"
@@ -105,5 +107,28 @@ model, tokenizer = {load}.from_pretrained("central"), AutoTokenizer.from_pretrai
 """
 
 
-def _score(metrics: Facts | None) -> str:
-    return "-" if not metrics else f"{metrics['accuracy']:.4f}"
+def _card_of_mixed(config: RunConfig, model: TextModel, summary: Facts) -> str:
+    sites = "\n".join(
+        f"| {name} | {site['texts']} | {_score(site['alone'], 'score')} | {_score(site['after'], 'score')} |"
+        for name, site in summary["sites"].items()
+    )
+    return f"""---
+library_name: transformers
+pipeline_tag: feature-extraction
+tags: [federated-learning, fedstill]
+---
+# {config.name}: what the sites of a federation share
+
+Trained by **{summary["method"]}** (preset `{summary["preset"]}`, seed {summary["seed"]}, {summary["rounds"]} rounds)
+from `{Path(config.central.model).name}` ({model.family}). Every site has a task of its own, so this is the shared
+part alone: it has no head, and no score. A site's score is the mean of its task's metrics; which
+these are only the site knows.
+
+| site | private texts | alone | after |
+|---|---|---|---|
+{sites}
+"""
+
+
+def _score(metrics: Facts | None, metric: str = "accuracy") -> str:
+    return "-" if not metrics else f"{metrics[metric]:.4f}"

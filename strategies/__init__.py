@@ -6,6 +6,7 @@ import difflib
 
 from fedstill.common.config import ConfigError, MethodConfig, check
 from fedstill.strategies.adafd import AdaFD
+from fedstill.strategies.atc import ATC
 from fedstill.strategies.base import Method, Params
 from fedstill.strategies.bounds import Centralized, Isolated
 from fedstill.strategies.cronus import Cronus
@@ -36,7 +37,7 @@ METHODS: dict[str, type[Method]] = {
         *(FedID, AdaFD, DSFL, FedAvg, FedDF, FedED, FedKD, MHAT, FedMD, Cronus, LogitFedAvg, Sinkhorn, Entropy),
         *(FedProx, FedAvgST, Ditto, FedBN, PerCFL, SPFL),
         *(FedAdam, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan),
-        *(FedDRS, FedAUX, FedKDMutual, Isolated, Centralized),
+        *(FedDRS, FedAUX, FedKDMutual, ATC, Isolated, Centralized),
     )
 }
 

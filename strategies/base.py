@@ -41,10 +41,15 @@ PHASES = {
     "query.trained": "post-processing",
     "query.scores": "scoring",
     "train.mutual": "mutual distillation",
-    "train.shared": "weights back",
+    "train.change": "weights back",
     "query.logits": "interactive",
     "train.feedback": "interactive",
     "train.distil": "distillation",
+    "train.corrupted": "assign",
+    "train.shared": "weights back",
+    "query.features": "synthetic set",
+    "query.representations": "representations",
+    "train.contrast": "contrast",
     "evaluate.test": "evaluation",
 }
 
@@ -76,8 +81,14 @@ class Method(Strategy):
     parameters: ClassVar[type[Params]] = Params
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}
     needs_same_models: ClassVar[bool] = False
+    any_task: ClassVar[bool] = False  # whether sites may have different tasks (task.name = "mixed")
 
     def __init__(self, params: Params, config: RunConfig, student: Student, record: Record) -> None:
+        if config.mixed and not self.any_task:
+            raise ValueError(
+                f'{self.name} needs texts and labels that all sites share, and with task.name = "mixed" they have '
+                "tasks of their own: choose a method that exchanges parameters, such as atc or fedavg"
+            )
         self.p, self.config, self.student, self.record = params, config, student, record
         self.participants: tuple[str, ...] = ()
         self.history: list[Facts] = []  # a row of metrics.csv each
@@ -321,7 +332,7 @@ class Method(Strategy):
 
     def _formula(self, site: Facts) -> Facts:
         """The bytes that the paper's arithmetic gives this site for the whole run, by phase; empty if it has none."""
-        if self.name not in FORMULAS or self.p.participation < 1:
+        if self.name not in FORMULAS or self.p.participation < 1 or self.config.mixed:
             return {}
         settings = self.p.model_dump()
         public = min(len(self.student.public), settings.get("subset") or len(self.student.public))

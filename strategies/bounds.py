@@ -17,6 +17,7 @@ class Isolated(Method):
     name = "isolated"
     paper = "lower bound"
     presets: ClassVar = PRESETS
+    any_task = True
     p: Params
 
     def round(self, number: int) -> Round:

@@ -84,6 +84,10 @@ class FedID(Method):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        if self.p.feedback == "exact" and self.config.train.clip is not None:
+            raise ValueError(
+                "feedback = 'exact' is the derivative through the whole step, and train.clip cuts it; take one out"
+            )
         if self.p.feedback != "none" and not len(self.student.labelled):
             raise ValueError(
                 "fedid's feedback is measured on the server's labelled texts, and data.labelled is 0; give it some, "
@@ -134,8 +138,8 @@ class FedID(Method):
         """One step of the central model, and what it says of the target: how it moved the loss on a labelled batch."""
         student, mode = self.student, self.p.feedback
         practice = replace(practice, optimizer=self.p.server_optimizer)
-        eta = student.learner.rates["distil"] * (1.0 - (practice.decay or (0.0,))[0])
-        scale = 1.0 / eta if self.p.lambda_ == "1/eta" else self.p.lambda_
+        eta = student.learner.rate("distil", practice)
+        scale = (1.0 / eta if eta else 0.0) if self.p.lambda_ == "1/eta" else self.p.lambda_
         if mode == "none":
             return Feedback(scale), student.step(rows, target, practice)
         query = student.draw_labelled(len(rows), number, i)

@@ -52,7 +52,7 @@ class FedKDMutual(Method):
         down = compress(mean, tau) if tau else mean
         change = recompose(down, shared)  # what the sites get, not what was sent up: all hold the same model
         self.student.load_weights({name: value + change[name] for name, value in shared.items()})
-        told = yield Ask("train.shared", down, to=names(replies))
+        told = yield Ask("train.change", down, to=names(replies))
         self._holders = frozenset(names(told))
         hidden = all(bool(r.metrics.get("hidden")) for r in replies)
         return {"loss": sum(weights[r.node] * r.metrics["loss"] for r in replies), "share": tau, "hidden": hidden}

@@ -43,8 +43,8 @@ def batch_by_batch(s: Sizes) -> Phases:
 
 
 def weights_both_ways(s: Sizes) -> Phases:
-    """FedAvg and its kin: 4P down and up."""
-    return {"local training": (s.state, s.state)}
+    """FedAvg and its kin: 4P up, and 4P back; sites that never had the central model get it once more."""
+    return {"local training": (s.state, 0), "weights back": (0, s.state)}
 
 
 def once(extra: str) -> Callable[[Sizes], Phases]:
@@ -59,6 +59,6 @@ FORMULAS: dict[str, Callable[[Sizes], Phases]] = {
     "entropy": once("noise probing"),
     **dict.fromkeys(("ds-fl", "mhat", "logit-fedavg", "adafd", "fedmd", "cronus"), both_ways),
     "feded": lambda s: {"local training": (0, s.state), "prediction": (s.prediction, 0)},
-    "feddf": lambda s: {"local training": (s.state, 0), "weights back": (0, s.state)},
-    "fedavg": weights_both_ways,
+    **dict.fromkeys(("feddf", "fedavg", "fedprox", "fedadam", "fedmedian", "fedtrimmedavg"), weights_both_ways),
+    **dict.fromkeys(("krum", "multikrum", "bulyan"), weights_both_ways),
 }

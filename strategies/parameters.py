@@ -28,6 +28,7 @@ class ParameterMethod(Method):
     parameters: ClassVar[type[Params]] = ParameterParams
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "authors_code": {"schedule": "call"}}
     needs_same_models = True
+    any_task = True
     verb: ClassVar[str] = "train.parameters"
     p: ParameterParams
     _holders: frozenset[str] = frozenset()  # sites whose shared part is the server's for them as it is now

@@ -48,7 +48,7 @@ def mutual(node: Node, ask: Ask) -> Answer:
     return (compress(change, float(share)) if share else change), {"texts": len(node.private), **losses}
 
 
-@verb("train.shared")
+@verb("train.change")
 def take_over_change(node: Node, ask: Ask) -> Answer:
     """The mean change of everybody's shared model, to be added to the one that the change began from."""
     shared = _shared(node)
@@ -64,7 +64,7 @@ def take_over_change(node: Node, ask: Ask) -> Answer:
 
 def _shared(node: Node) -> Shared:
     """The shared model as the last verb left it, also after a checkpoint was taken up."""
-    if node.shared is None:
+    if node.second is None:
         config, here = node.config, {name: getattr(node.site, name) for name in ("device", "precision")}
         central = config.central.model_copy(update=here)
         model = load_model(central.model_settings(config.train), node.task, derive(config.seed, "central", "model"))
@@ -73,11 +73,11 @@ def _shared(node: Node) -> Shared:
         same = private.columns.keys() == node.private.columns.keys() and all(
             np.array_equal(column, node.private.columns[name]) for name, column in private.columns.items()
         )
-        node.shared = Shared(learner, private, same)
+        node.second = Shared(learner, private, same)
     kept = {name.removeprefix(KEPT): value for name, value in node.kept.items() if name.startswith(KEPT)}
     if kept:
-        node.shared.learner.load_state(kept)
-    return node.shared
+        node.second.learner.load_state(kept)
+    return node.second
 
 
 def _keep(node: Node, shared: Shared) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedstill.client.verbs.registry import Answer, practice_of, verb
-from fedstill.common.maths.losses import cross_entropy
 from fedstill.common.states import State, differences, private_names, shapes_of
 from fedstill.common.wire import Arrays, Ask, WireError
 
@@ -46,18 +45,18 @@ def train(node: Node, ask: Ask) -> Answer:
 @verb("train.ditto")
 def ditto(node: Node, ask: Ask) -> Answer:
     """Ditto: the shared model as in FedAvg, then the site's own v near w_global; v is what the site has and tests."""
-    v = node.learner.weights()
+    v = node.learner.whole()
     begun = f"{DITTO}begun" in node.kept
     private = {name.removeprefix(DITTO): value for name, value in node.kept.items() if name.startswith(DITTO)}
     private.pop("begun", None)
-    node.learner.load_weights({**v, **private})
+    node.learner.load_whole({**v, **private})
     _take(node, ask, ask.arrays)
     loss = _train_near(node, ask, {}, 0.0)
     shared = _shared(node, ask)
-    trained = node.learner.weights()
+    trained = node.learner.whole()
     node.kept.update({f"{DITTO}{name}": value for name, value in trained.items() if name not in shared})
     node.kept[f"{DITTO}begun"] = np.ones(1, np.int8)
-    node.learner.load_weights(v if begun else {**v, **ask.arrays})  # v begins as the first w_global
+    node.learner.load_whole(v if begun else {**v, **ask.arrays})  # v begins as the first w_global
     own = _train_near(node, ask, ask.arrays, float(ask.settings["lambda"]))
     return shared, {"texts": len(node.private), "loss": loss, "own_loss": own}
 
@@ -83,12 +82,11 @@ def _train_near(node: Node, ask: Ask, anchor: Mapping[str, np.ndarray], strength
     """E epochs of CE + strength/2 ||w - anchor||^2; the last epoch's mean loss."""
     distance = _distance(node, anchor) if strength else None
 
-    def loss(logits: Tensor, places: np.ndarray) -> Tensor:
-        value = cross_entropy(logits, node.labels[places])
+    def loss(outputs: Tensor, places: np.ndarray) -> Tensor:
+        value = node.private_loss(outputs, places)
         return value if distance is None else value + strength / 2 * distance()
 
-    rows, epochs = np.arange(len(node.private)), int(ask.settings["epochs"])
-    return node.learner.fit(node.private, rows, loss, epochs, "local", practice_of(ask))[-1]
+    return node.train_privately(int(ask.settings["epochs"]), practice_of(ask), loss)[-1]
 
 
 def _distance(node: Node, anchor: Mapping[str, np.ndarray]) -> Callable[[], Tensor]:

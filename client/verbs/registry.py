@@ -20,6 +20,8 @@ def verb(name: str) -> Callable[[Verb], Verb]:
     """Register a function as the answer to an Ask; the name is also the Flower message type."""
 
     def register(function: Verb) -> Verb:
+        if name in VERBS:
+            raise ValueError(f"two verbs are called {name!r}")
         VERBS[name] = function
         return function
 

@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedstill.client.mixed import make_node
 from fedstill.client.node import Node
 from fedstill.client.session import Door, Session
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Ask, Facts, Failure, Reply
 from fedstill.server.app import admission
 from fedstill.server.exchange import Exchange
+from fedstill.server.holder import make_student
 from fedstill.server.link import Link, LocalLink
 from fedstill.server.record import Record
-from fedstill.server.student import Student
 from fedstill.strategies import find_method
 from fedstill.strategies.base import Method
 
@@ -29,11 +30,11 @@ class Federation:
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
-        self.student = Student(config)
+        self.student = make_student(config)
         self.record = Record(folder / "run", config)
         kind, params = find_method(config.method)
         self.method: Method = kind(params, config, self.student, self.record)
-        self.nodes = [Node(config, site, "run", folder / "sites" / site.name) for site in config.sites]
+        self.nodes = [make_node(config, site, "run", folder / "sites" / site.name) for site in config.sites]
 
     def admit(self) -> Callable[[Facts], str | None]:
         return admission(self.config, self.student)

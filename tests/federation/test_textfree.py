@@ -313,7 +313,7 @@ def test_fedkd_mutual_sends_thin_factors_both_ways_and_all_hold_the_same(federat
         heard = [overhear(node) for node in made.nodes]
         made.run()
         calls = [[(a, r) for a, r in each if a.verb.startswith("train")] for each in heard]
-        assert [a.verb for a, _ in calls[0]] == ["train.mutual", "train.shared"] * 2
+        assert [a.verb for a, _ in calls[0]] == ["train.mutual", "train.change"] * 2
         first, back, second, _ = calls[0]
         assert first[0].arrays
         assert not second[0].arrays  # it holds the shared model already

@@ -113,3 +113,27 @@ def test_predictions_keep_the_order_of_the_rows(make_rows: Callable[[], np.ndarr
 @pytest.fixture
 def make_rows() -> Callable[[], np.ndarray]:
     return lambda: np.array([7, 1, 3, 0, 9, 2])
+
+
+def test_an_epoch_may_be_a_number_of_steps_and_the_rate_rises_before_it_falls() -> None:
+    model = load_model(ModelConfig(name="tiny-bert", max_length=16), TASKS["film-reviews"], seed=3)
+    train = TrainConfig(learning_rate=1.0, batch_size=4, warmup=0.25, clip=0.5)
+    learner = Learner("north", model, LearnerConfig(), train, seed=5)
+    rates: list[float] = []
+    moves: list[float] = []
+    plain = learner.step
+
+    def step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+        before = weights(learner)
+        plain(optimizer, loss)
+        rates.append(optimizer.param_groups[0]["lr"])
+        moves.append(float((weights(learner) - before).norm()))
+
+    learner.step = step  # type: ignore[method-assign]
+    practice, rows = Practice(optimizer="sgd", decay=(0.0, 1.0)), np.arange(10)
+    with learner.at("test"):
+        loss = learner.fit(model.encode(TEXTS), rows, lambda z, i: z.pow(2).sum(), 9, "local", practice, steps=8)
+    assert len(loss) == 3  # three batches a pass, so eight steps are three passes, whatever `epochs` says
+    assert rates == pytest.approx([0, 0.5, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+    assert max(moves) <= 0.5 + 1e-4  # plain steps are rate times gradient, and the gradient is cut
+    assert moves[1] == pytest.approx(0.25, abs=1e-3)

@@ -1,0 +1,115 @@
+"""A site with a task of its own that nobody else hears of: its model, its texts, its scores."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstill.client.node import Node
+from fedstill.common import checkpoint
+from fedstill.common.bert2bert import MixedModel, load_mixed
+from fedstill.common.config import ConfigError, RunConfig, SiteConfig
+from fedstill.common.data import TextSet
+from fedstill.common.learner import Learner, Rows
+from fedstill.common.maths.affinity import clipped
+from fedstill.common.randomness import derive
+from fedstill.common.site_tasks import Work
+from fedstill.common.wire import Arrays, Ask, Facts, Reply
+
+
+class MixedNode(Node):
+    """Its encoder and, while the server assigns, its decoder and MLM head travel; the rest never leaves the site."""
+
+    model: MixedModel
+
+    def _load(self, config: RunConfig, site: SiteConfig) -> None:
+        if site.task is None:
+            raise ConfigError(
+                f"site {site.name} has no task, and in this run every site has its own: write a [task] table with kind "
+                "and train into its site.toml ([sites.task] in the run's file where all sites are on one machine)"
+            )
+        self.work = Work(site.task, derive(config.seed, site.name, "split"))
+        self.model = load_mixed(
+            site.model_settings(config.train), self.work.outputs, derive(config.seed, site.name, "model")
+        )
+        self.model.smoothing = site.task.label_smoothing
+        self.learner = Learner(site.name, self.model, site, config.train, config.seed)
+        examples = self.work.examples(self.model)
+        self.lessons, self.private = examples, examples.inputs
+        self.public = self.model.encode([])
+        self.fingerprint = TextSet(()).fingerprint()
+
+    def greeting(self) -> Facts:
+        """Who this is; nothing that depends on the task, not even the size of the private head."""
+        return {
+            "name": self.name,
+            "family": self.model.family,
+            "model": Path(self.site.model).name,
+            "parameters": sum(value.numel() for value in self.model.group(("encoder", "decoder", "mlm")).values()),
+            "texts": len(self.private),
+            "public": self.fingerprint,
+            "public_texts": 0,
+            "rounds": checkpoint.rounds(self.folder / "checkpoints"),
+        }
+
+    def answer(self, ask: Ask) -> Reply:
+        """As any site; the file of scores says what was asked, and when."""
+        self._asked = {"verb": ask.verb, "round": ask.settings.get("round", 0)}
+        return super().answer(ask)
+
+    def private_loss(self, outputs: Tensor, places: Rows) -> Tensor:
+        """The model's output for a batch with answers is its loss already, whatever the task."""
+        return outputs
+
+    def test_scores(self) -> Facts:
+        """One number, the mean of the task's metrics, whose names would give the task away; these stay at the site."""
+        found = self.work.scores(self.model)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "scores.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**self._asked, "kind": self.work.task.kind, **found}) + "\n")
+        return {"score": sum(found.values()) / len(found)}
+
+    # --- what the verbs of ATC share ---
+
+    def shared(self, groups: Sequence[str]) -> Arrays:
+        """Copies of shared groups of parameters."""
+        return {name: value.detach().cpu().numpy().copy() for name, value in self.model.group(groups).items()}
+
+    def take(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Be what the server made of some of the shared parameters."""
+        known = self.model.group(("encoder", "decoder", "mlm"))
+        own = {name: known[name] for name in arrays if name in known}
+        self.model.fill(own, {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
+
+    def shown(self, vectors: np.ndarray, clip: float, noise: float, *place: object) -> np.ndarray:
+        """What the server sees of vectors: cut to a norm and with Gaussian noise if asked, in half precision."""
+        found = np.asarray(vectors, np.float32)
+        if clip > 0:
+            found = clipped(found, clip)
+        if noise > 0:
+            rng = np.random.default_rng([int.from_bytes(self._secret(), "big"), derive(0, *place)])
+            found = found + rng.standard_normal(found.shape, np.float32) * np.float32(noise * clip)
+        return found.astype(np.float16)
+
+    def _secret(self) -> bytes:
+        """Drawn once and kept at the site: the server knows the run's seed, and could take seeded noise off again."""
+        path = self.folder / "secret"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(f".{os.getpid()}")
+            draft.touch(mode=0o600)
+            draft.write_bytes(secrets.token_bytes(16))
+            draft.replace(path)
+        return path.read_bytes()
+
+
+def make_node(config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> Node:
+    """The site as the run's task wants it."""
+    return (MixedNode if config.mixed else Node)(config, site, run, state_root)

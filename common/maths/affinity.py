@@ -1,0 +1,84 @@
+"""ATC's formulas: who is near whom by their updates, and what is made of it (Dong et al. 2023, eqs. 2 to 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedstill.common.maths.ensemble import by_size
+
+State = Mapping[str, NDArray[Any]]
+Similarities = NDArray[np.float64]
+
+
+def cosines(updates: Mapping[str, State]) -> Similarities:
+    """cos(Delta_n, Delta_i) of every two updates, each taken as one long vector; one that is zero is like nobody."""
+    size = len(updates)
+    products = np.zeros((size, size))
+    names = list(next(iter(updates.values()), {}))
+    for name in names:  # array by array, so that no second copy of all updates is needed
+        rows = np.stack([update[name].ravel() for update in updates.values()]).astype(np.float64)
+        products += rows @ rows.T
+    norms = np.sqrt(np.diag(products))
+    scale = np.outer(norms, norms)
+    return np.asarray(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0))
+
+
+def cluster(similarities: Similarities, clusters: int) -> list[int]:
+    """Agglomerative clustering on cosine distance with average linkage: the number of each one's cluster."""
+    from sklearn.cluster import AgglomerativeClustering
+
+    count = len(similarities)
+    if count <= clusters:
+        return list(range(count))
+    model = AgglomerativeClustering(n_clusters=clusters, metric="precomputed", linkage="average")
+    found = model.fit_predict(1.0 - similarities).tolist()
+    order = list(dict.fromkeys(found))  # numbered by who comes first, so that two runs can be compared
+    return [order.index(label) for label in found]
+
+
+def ranking(similarities: Similarities, number: int) -> list[int]:
+    """Everybody else, the nearest first; among equals the first in the run's order."""
+    others = [other for other in range(len(similarities)) if other != number]
+    return sorted(others, key=lambda other: -similarities[number, other])
+
+
+def step_towards(own: State, updates: Mapping[str, State], sizes: Mapping[str, int]) -> dict[str, NDArray[Any]]:
+    """w_n + sum_i (n_i / sum_j n_j) Delta_i over the given updates (eqs. 2 and 4); other arrays of w_n stay."""
+    shares = by_size(sizes)
+    moved = {name for update in updates.values() for name in update}
+    found = dict(own)
+    for name in moved:
+        total = sum(np.float64(shares[node]) * updates[node][name].astype(np.float64) for node in updates)
+        found[name] = np.asarray(own[name] + total, np.float32)
+    return found
+
+
+def contrastive_loss(own: Tensor, positive: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+    """Eq. 3, mean over items: `own` and `positive` (the mean of C+) are items x width, `negatives` one such each."""
+    near = torch.cosine_similarity(own, positive, dim=-1) / temperature
+    far = torch.cosine_similarity(own.unsqueeze(0), negatives, dim=-1) / temperature
+    every = torch.cat([near.unsqueeze(0), far])
+    return (torch.logsumexp(every, dim=0) - near).mean()
+
+
+def mixed_features(features: Sequence[NDArray[np.float16]], primary: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Item by item, half of the primary site's feature and equal parts of the others' (one site: its own)."""
+    count = len(features)
+    rest = 0.5 / (count - 1) if count > 1 else 0.0
+    mixed = np.zeros(features[0].shape, np.float32)
+    for number, feature in enumerate(features):
+        weights = np.where(primary == number, 0.5 if count > 1 else 1.0, rest).astype(np.float32)
+        mixed += weights[:, None, None] * feature.astype(np.float32)
+    return mixed
+
+
+def clipped(vectors: NDArray[np.float32], norm: float) -> NDArray[np.float32]:
+    """Vectors along the last axis, cut to that Euclidean norm."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors * np.minimum(1.0, norm / np.maximum(lengths, 1e-12)), np.float32)
