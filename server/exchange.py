@@ -31,8 +31,9 @@ from fedstill.common.frames import (
     grpc_options,
     join,
 )
-from fedstill.common.states import Spool
+from fedstill.common.states import LazyState, Spool
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
+from fedstill.server.memory import give_back, one_heap
 
 Outbox = queue.SimpleQueue[Frame | None]
 
@@ -84,6 +85,7 @@ class Exchange:
         self._seated = threading.Condition(self._lock)
         self._number = 0
         self._closed = False
+        one_heap()
         # a stream holds a thread for life, and a site may return before its old stream is noticed dead
         self._server = grpc.server(
             ThreadPoolExecutor(2 * most_sites + 8, thread_name_prefix="exchange"), options=grpc_options(keep_alive)
@@ -275,6 +277,8 @@ class Exchange:
             with contextlib.suppress(queue.Empty):
                 seat, frame = self._arrivals.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
                 if frame.number == self._number and waiting.pop(seat.name, None) is not None:
+                    if isinstance(frame.arrays, LazyState):
+                        give_back()  # what its messages took on their way to the disk
                     yield _outcome(seat.name, frame)
 
     def _given_up(self, seat: Seat, end: float, deadline: float) -> str | None:
