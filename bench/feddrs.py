@@ -132,7 +132,7 @@ def main() -> None:
     kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     runs: dict[str, dict[str, dict[str, Any]]] = kept.get("runs", {split: {} for split in SPLITS})
     first, rest = list(ROWS)[:2], list(ROWS)[2:]
-    for rows in (first, rest):
+    for rows in (first, *([row] for row in rest)):
         for seed, split, row in product(SEEDS, SPLITS, rows):
             if str(seed) in runs[split].get(row, {}):
                 continue
