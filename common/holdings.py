@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,12 +25,14 @@ class Holdings:
 
 def holdings(config: RunConfig) -> Holdings:
     """The run's texts, dealt out."""
-    return _deal(config.model_copy(update={"name": "any"}).to_json())
+    dealt = [site.model_dump(mode="json", include={"name", "data"}) for site in config.sites]
+    told = config.model_dump(mode="json", include={"seed", "task", "data"})
+    return _deal(json.dumps({**told, "sites": dealt}))
 
 
 @lru_cache(maxsize=2)
-def _deal(config_json: str) -> Holdings:
-    config = RunConfig.model_validate_json(config_json)
+def _deal(told: str) -> Holdings:
+    config = RunConfig.model_validate_json(told)
     task, pools = load_task(config.task)
     splits = make_splits(pools, config.data, config.seed)
     dealt = [site for site in config.sites if site.data is None]
