@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "methods.json"
 CACHE = HERE.parent / "build" / "bench-methods"
 ONE_KIND = [f"sites.{number}.model=tiny-bert-warm" for number in range(4)]
-SHOT = ["method.distill_epochs=6"]
+SHOT = ["method.distill_epochs=6"]  # what is learned once, or by regression, needs more than three
 WARM = ["method.warmup_epochs=6", "method.local_epochs=1"]
 EXACT = ["method.feedback=exact", "method.lambda=1/eta"]
 
@@ -52,14 +52,12 @@ ROWS: dict[str, list[str]] = {
     "fedid, exact": of("fedid", *EXACT),
     "fedkd": of("fedkd", *SHOT),
     "ds-fl": of("ds-fl"),
-    "ds-fl, int8": of("ds-fl", "exchange.predictions=int8"),
     "mhat": of("mhat"),
     "feddf": of("feddf"),
     "fedmd": of("fedmd", *WARM, *SHOT),
     "cronus": of("cronus", *WARM),
     "logit-fedavg": of("logit-fedavg"),
-    "adafd, enwc": of("adafd"),
-    "adafd, rnwc": of("adafd", "method.weighting=rnwc"),
+    "adafd, enwc": of("adafd", *SHOT),
     "sinkhorn-E": of("sinkhorn", *SHOT),
     "entropy-E": of("entropy", *SHOT),
     "feded (one family)": of("feded", *ONE_KIND),
@@ -90,7 +88,9 @@ def remember(node: Node) -> None:
     def answer(ask: Ask) -> Reply:
         if ask.verb != "train.local" or ask.settings.get("describe"):
             return honest(ask)
-        key = hashlib.sha256(json.dumps([node.config.seed, node.name, sorted(ask.settings.items())]).encode())
+        key = hashlib.sha256(
+            json.dumps([node.config.seed, node.name, sorted((n, v) for n, v in ask.settings.items() if v)]).encode()
+        )
         for name, value in [*sorted(node.state().items()), *sorted(ask.arrays.items())]:
             key.update(name.encode() + value.tobytes())
         path = CACHE / f"{key.hexdigest()}.npz"
