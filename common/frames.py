@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from fedstill.common.states import Spool, SpooledState, State
 from fedstill.common.wire import Facts, WireError, chunks, decode, describe, encode
@@ -118,7 +117,8 @@ def _collect(first: memoryview, pieces: Iterable[bytes | memoryview], length: in
     """A body in memory."""
     if len(first) == length:
         return first
-    body = np.empty(length, np.uint8).data  # pages are taken only as bytes arrive
+    # Pages are taken only as bytes arrive; numpy would ask for huge ones, and the kernel stalls to find them.
+    body = memoryview(mmap.mmap(-1, length))
     at = 0
     for piece in pieces:
         body[at : at + len(piece)] = piece
