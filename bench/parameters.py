@@ -35,11 +35,11 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # read on import; else gRPC remark
 import echo
 import grpc
 import numpy as np
-from echo import Outbox, gather, sending
+from echo import Outbox, gather, raw_options, sending
 from rich.console import Console
 from rich.table import Table
 
-from fedstill.common.frames import CHUNK, grpc_options
+from fedstill.common.frames import CHUNK
 from fedstill.common.maths.ensemble import mean_arrays, uniform
 from fedstill.common.states import copied
 from fedstill.common.wire import Arrays, Ask, Failure, Reply, check_reply, same_shapes
@@ -104,7 +104,7 @@ class Raw:
         self.count, self.state = count, None
         self.outboxes: list[Outbox] = []
         self.arrivals: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
-        self.server = grpc.server(ThreadPoolExecutor(count + 2), options=grpc_options(20.0))
+        self.server = grpc.server(ThreadPoolExecutor(count + 2), options=raw_options())
         service, method = echo.RAW.strip("/").split("/")
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
