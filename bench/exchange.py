@@ -36,12 +36,12 @@ import echo
 import grpc
 import numpy as np
 import tomli_w
-from echo import DEADLINE, PAYLOADS, Outbox, check_replies, gather, payload_of, same, sending
+from echo import DEADLINE, PAYLOADS, Outbox, check_replies, gather, payload_of, raw_options, same, sending
 from rich.console import Console
 from rich.table import Table
 
 from fedstill.common.config import ExchangeConfig, RunConfig
-from fedstill.common.frames import CHUNK, grpc_options
+from fedstill.common.frames import CHUNK
 from fedstill.common.wire import Ask
 from fedstill.deploy import flower
 from fedstill.deploy.certificates import make_certificates
@@ -65,7 +65,7 @@ class RawServer:
     def __init__(self) -> None:
         self.outboxes: dict[int, list[Outbox]] = {size: [] for size in PAYLOADS.values()}
         self.arrivals: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
-        self.server = grpc.server(ThreadPoolExecutor(2 * len(PAYLOADS) + 2), options=grpc_options(20.0))
+        self.server = grpc.server(ThreadPoolExecutor(2 * len(PAYLOADS) + 2), options=raw_options())
         service, method = echo.RAW.strip("/").split("/")
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))

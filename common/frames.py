@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from fedstill.common.states import Spool, SpooledState, State
 from fedstill.common.wire import Facts, WireError, chunks, decode, describe, encode
@@ -14,6 +13,7 @@ from fedstill.common.wire import Facts, WireError, chunks, decode, describe, enc
 METHOD = "/fedstill.Exchange/Session"
 CHUNK = 1 << 20
 HEAD_LIMIT = 8 << 20
+WINDOW = 8 << 20  # bytes of a stream on their way; at 100 ms there and back still 80 MB/s
 _PREFIX = struct.Struct("<4sBQIQ")  # magic, kind, number of the Ask, length of the head, length of the body
 _MAGIC = b"FST1"
 
@@ -43,6 +43,9 @@ def grpc_options(keep_alive: float) -> list[tuple[str, int]]:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", milliseconds // 4),
         ("grpc.http2.min_ping_interval_without_data_ms", milliseconds // 4),
         ("grpc.so_reuseport", 0),
+        # left to its own estimate, gRPC takes in far more than a busy reader reads, and holds it in memory
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW),
     ]
 
 
@@ -118,7 +121,8 @@ def _collect(first: memoryview, pieces: Iterable[bytes | memoryview], length: in
     """A body in memory."""
     if len(first) == length:
         return first
-    body = np.empty(length, np.uint8).data  # pages are taken only as bytes arrive
+    # Pages are taken only as bytes arrive; numpy would ask for huge ones, and the kernel stalls to find them.
+    body = memoryview(mmap.mmap(-1, length))
     at = 0
     for piece in pieces:
         body[at : at + len(piece)] = piece
