@@ -13,7 +13,7 @@ from fedstill.strategies.personal import PersonalMethod
 class FedAvgSTParams(ParameterParams):
     """Which sites share a model: `groups = { reviews = ["north", "east"], news = ["south"] }`."""
 
-    groups: dict[str, tuple[str, ...]] = Field(min_length=1)
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # to be given: a site in no group is refused
 
 
 class FedAvgST(PersonalMethod):

@@ -74,7 +74,7 @@ def check_folder(running: Running, summary: dict) -> None:
     run = running.run
     assert tomllib.loads((run / "config.toml").read_text())["sites"][1]["name"] == "south"
     lines = (run / "metrics.csv").read_text().splitlines()
-    assert lines[0] == "round,node,accuracy"
+    assert lines[0] == "round,node,accuracy,semantic_distance"
     assert len(lines) == 1 + 3 * 3  # rounds 0, 1 and 2 of central, north and south
     model = AutoModelForSequenceClassification.from_pretrained(run / "central")
     assert model.config.id2label == {0: "negative", 1: "positive"}

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedstill.client.node import Node
 from fedstill.common.config import RunConfig
 from fedstill.common.learner import Learner
-from fedstill.common.models import Encoded, ModelError
+from fedstill.common.models import Encoded
 from fedstill.common.wire import Ask, Reply, WireError
 from fedstill.server.student import Student
 
@@ -426,7 +426,7 @@ def test_a_site_takes_over_weights_that_fit_and_no_others(federation: Make, smal
     north.answer(Ask("train.weights", made.student.weights()))
     assert torch.equal(flat(north.learner), flat(made.student.learner))
     before = flat(south.learner)
-    with pytest.raises(ModelError, match="does not fit a roberta model"):
+    with pytest.raises(WireError, match="do not fit what this site shares: roberta"):
         south.answer(Ask("train.weights", made.student.weights()))
     assert torch.equal(flat(south.learner), before)
 

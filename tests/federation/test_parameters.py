@@ -216,6 +216,7 @@ def test_fedavg_st_is_a_mean_within_each_group(make: Any) -> None:
 @pytest.mark.parametrize(
     ("groups", "reason"),
     [
+        ("{}", "north is in no group"),
         ('{a=["north"]}', "south is in no group"),
         ('{a=["north", "south"], b=["south"]}', "south is in two groups"),
         ('{a=["north", "south", "mars"]}', "mars is no site of this run"),
@@ -498,7 +499,6 @@ def test_resumed_in_the_middle_gives_the_same_bits(federation: Make, small: Smal
         ("ditto", {"optimizer_state": "persistent"}, "optimizer_state"),
         ("fedprox", {"mu": 0.0}, "mu"),
         ("fedtrimmedavg", {"beta": 0.5}, "beta"),
-        ("fedavg-st", {}, "groups"),
         ("fedavg", {"mu": 0.1}, "mu: unknown key"),
     ],
 )
