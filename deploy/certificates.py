@@ -67,7 +67,9 @@ def make_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Certifi
     _refuse(folder / "ca.crt", weaknesses(authority))
     key = serialization.load_pem_private_key(key_file.read_bytes(), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
-        raise CertificateError(f"{key_file} is not the key of {folder / 'ca.crt'}; put the two that belong together here")
+        raise CertificateError(
+            f"{key_file} is not the key of {folder / 'ca.crt'}; put the two that belong together here"
+        )
     days = min(days, (authority.not_valid_after_utc - datetime.now(UTC)).days)
     return _write_server(folder, authority, key, hosts, days)
 
@@ -112,13 +114,19 @@ def check_server(files: Certificates) -> x509.Certificate:
     try:
         key = serialization.load_pem_private_key(files.key.read_bytes(), None)
     except (ValueError, TypeError):
-        raise CertificateError(f"{files.key}: is no PEM key without a password; make one: fedstill certs server") from None
+        raise CertificateError(
+            f"{files.key}: is no PEM key without a password; make one: fedstill certs server"
+        ) from None
     if key.public_key() != server.public_key():
-        raise CertificateError(f"{files.key} is not the key of {files.certificate}; put the two that belong together here")
+        raise CertificateError(
+            f"{files.key} is not the key of {files.certificate}; put the two that belong together here"
+        )
     try:
         server.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):
-        raise CertificateError(f"{files.certificate} is not signed by {files.authority}; make it: fedstill certs server") from None
+        raise CertificateError(
+            f"{files.certificate} is not signed by {files.authority}; make it: fedstill certs server"
+        ) from None
     if not hosts_of(server):
         raise CertificateError(f"{files.certificate} names no host (subjectAltName); make it: fedstill certs server")
     return server
@@ -153,7 +161,9 @@ def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
             os.fchmod(file.fileno(), 0o600)
             file.write(content)
     except FileExistsError:
-        raise CertificateError(f"{path}: is there already, and a private key is never overwritten; move it away") from None
+        raise CertificateError(
+            f"{path}: is there already, and a private key is never overwritten; move it away"
+        ) from None
 
 
 def _refuse(path: Path, found: list[str]) -> None:

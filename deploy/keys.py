@@ -87,7 +87,7 @@ def registered(connection: str, env: Mapping[str, str]) -> list[dict[str, Any]]:
     """`flwr supernode list`, with the names and fingerprints that the book has."""
     answer, book = flower.call(["supernode", "list", connection, "--format", "json"], env), _book(connection, env)
     rows = []
-    for node in answer.get("nodes", []):
+    for node in [node for node in answer.get("nodes", []) if node["status"] != "unregistered"]:
         number = str(node["node-id"])
         known = book.get(number, {})
         rows.append(

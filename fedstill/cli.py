@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedstill import __version__
+from fedstill import __version__, coordinator
 from fedstill.screen import Screen, results, size
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+coordinator.add_to(app)
 console = Console()
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 Runs = Annotated[Path, typer.Option("--runs", envvar="FEDSTILL_RUNS", help="The folder that holds the runs.")]
