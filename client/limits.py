@@ -52,9 +52,9 @@ LEAVES: dict[str, tuple[Leaving, ...]] = {
 EVERYTHING: tuple[Leaving, ...] = ("predictions", "counts", "features", "weights")
 _ARRAYS: dict[str, Leaving] = {
     **{f"{name}{end}": "predictions" for name in PREDICTIONS for end in ("", ".bounds")},
-    **{name: "predictions" for name in ("items", "bias", "scores")},
-    **{name: "counts" for name in ("counts", "gamma")},
-    **{name: "features" for name in ("features", "h")},
+    **dict.fromkeys(("items", "bias", "scores"), "predictions"),
+    **dict.fromkeys(("counts", "gamma"), "counts"),
+    **dict.fromkeys(("features", "h"), "features"),
 }
 
 

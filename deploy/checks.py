@@ -267,7 +267,8 @@ def memory(site: SiteFile, load: Load) -> str:
             f"{2 * trained / GB:.1f} GB",
             f"set batch_size below {size} in site.toml",
         )
-    return f"{need / GB:.2f} GB for the model in training, and a batch of {size} x {length} passed; {left / GB:.1f} GB free"
+    tried = f"a batch of {size} x {length} passed"
+    return f"{need / GB:.2f} GB for the model in training, and {tried}; {left / GB:.1f} GB free"
 
 
 def _room(device: Any) -> int:

@@ -15,7 +15,7 @@ from fedstill.client.app import state_root
 from fedstill.common.config import ConfigError, SiteFile, load_site
 from fedstill.deploy import flower
 from fedstill.deploy.checks import Check, check_site
-from fedstill.deploy.processes import free_port
+from fedstill.deploy.processes import free_port, run_to_end
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 console = Console(soft_wrap=True, highlight=False)
@@ -41,7 +41,7 @@ def start(
         return
     command = supernode_command(site, settings)
     sys.stdout.flush()
-    os.execvpe(command[0], command, flower.environment())  # signals and exit codes are the SuperNode's own
+    raise typer.Exit(run_to_end(command, flower.environment()))
 
 
 def supernode_command(path: Path, site: SiteFile) -> list[str]:
@@ -83,3 +83,7 @@ def main() -> None:
             raise
         print(f"flower-client: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

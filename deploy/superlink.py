@@ -1,4 +1,4 @@
-"""How the coordinator starts Flower's SuperLink: with TLS, node authentication, a database, nothing installed at run time."""
+"""How the coordinator starts Flower's SuperLink: with TLS, node authentication and a database."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +45,7 @@ def superlink(
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for a trial on one machine.")] = False,
 ) -> None:
     """Start Flower's SuperLink with TLS, node authentication and a database; in the foreground, until Ctrl-C."""
+    from fedstill.deploy.processes import run_to_end
     from fedstill.deploy.superlink import Listening, prepare
 
     where = Listening(host, port, sites, stream, advertise, health)
@@ -53,7 +53,7 @@ def superlink(
     console.print(f"SuperLink for sites on {sites}, streams on {stream}; runs in {env['FEDSTILL_RUNS']}")
     console.print(f"Start a run here with: fedstill run CONFIG.toml --on {name}    ({connection['address']})")
     sys.stdout.flush()
-    os.execvpe(command[0], command, env)  # signals and exit codes are the SuperLink's own
+    raise typer.Exit(run_to_end(command, env))
 
 
 @certs.command("new")
