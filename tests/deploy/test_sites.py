@@ -1,4 +1,4 @@
-"""Two organisations: a SuperLink with TLS and node authentication, a site by `flower-client`, a stranger at the door."""
+"""Two organisations: a SuperLink with TLS and node authentication, a site by `flower-client`, a stranger."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from fedstill.deploy import flower
+from fedstill.deploy.keys import read_key
+from fedstill.deploy.probe import knock
 from fedstill.deploy.processes import Processes, free_port
 
 from .conftest import COMMAND
@@ -62,13 +64,17 @@ def test_a_registered_site_takes_part_and_a_stranger_is_refused(tmp_path: Path, 
         assert "the SuperLink does not know this key, SHA256:" in said
         assert "within 1 s of the SuperLink's" in said
         assert "trusted until" in said
+        key, authority = read_key(north.with_name("site.key")), north.with_name("ca.crt")
+        taken = [knock(f"127.0.0.1:{fleet}", authority, key, ahead).in_time for ahead in (-400, -60, 0, 60)]
+        assert taken == [False, True, True, False]  # so wide is Flower's window, and no wider
         processes.start("stranger", [*CLIENT, "--site", str(stranger), "--skip-checks"])
         processes.start("north", [*CLIENT, "--site", str(north)])
         changes = ["rounds=1", "method.distill_epochs=1", "data.public=16", "report.alone=false"]
         changes += ["report.centralized=false", "report.evaluate=end", "exchange.sites=1"]
         options = [option for change in changes for option in ("--set", change)]
         assert "finished:completed" in here.fedstill("run", str(small_file), "--on", "coordinator", *options)
-        assert processes.running["stranger"].wait(30) == 305 % 256  # Flower's code for a key that it does not know
+        assert processes.running["stranger"].wait(30) == 1
+        assert "Failed to activate SuperNode" in processes.tail("stranger", 200)
         assert "ok      registered" in processes.tail("north", 200)
         [listed] = json.loads(here.fedstill("keys", "list", "--json"))
         assert (listed["name"], listed["status"]) == ("north", "online")
