@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,7 +77,10 @@ def register(public: Path, name: str, connection: str, env: Mapping[str, str]) -
     shown, book = fingerprint(text), _book(connection, env)
     if name in {entry["name"] for entry in book.values()}:
         raise CertificateError(f"a site {name!r} is registered already; revoke it first: fedstill keys revoke {name}")
-    answer = flower.call(["supernode", "register", str(public), connection, "--name", name, "--format", "json"], env)
+    with tempfile.NamedTemporaryFile("w", suffix=".pub") as copy:  # so that /dev/stdin will do, which is read once
+        copy.write(text)
+        copy.flush()
+        answer = flower.call(["supernode", "register", copy.name, connection, "--name", name, "--format", "json"], env)
     number = int(answer["node-id"])
     book[str(number)] = {"name": name, "fingerprint": shown, "registered": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
     _write_book(connection, env, book)
