@@ -1,4 +1,4 @@
-"""`python -m fedstill.deploy.healthy HOST:PORT`: exit code 0 if the SuperLink or SuperNode there says that it serves."""
+"""`python -m fedstill.deploy.healthy HOST:PORT`: exit code 0 if the SuperLink or SuperNode there serves."""
 
 from __future__ import annotations
 

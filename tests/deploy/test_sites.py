@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from fedstill.deploy import flower
+from fedstill.deploy.healthy import healthy
 from fedstill.deploy.keys import read_key
 from fedstill.deploy.probe import knock
 from fedstill.deploy.processes import Processes, free_port
@@ -47,16 +48,18 @@ class Coordinator:
 
 
 def test_a_registered_site_takes_part_and_a_stranger_is_refused(tmp_path: Path, small_file: Path) -> None:
-    port, fleet, stream = free_port(), free_port(), free_port()
+    port, fleet, stream, health = free_port(), free_port(), free_port(), free_port()
     here = Coordinator(tmp_path)
     here.fedstill("certs", "new", "--host", "127.0.0.1", "--host", "localhost")
     north, stranger = here.site("north", fleet), here.site("stranger", fleet)
     with Processes(tmp_path / "logs", here.env) as processes:
         where = ["--port", str(port), "--sites", f"127.0.0.1:{fleet}", "--stream", f"127.0.0.1:{stream}"]
+        where += ["--health", f"127.0.0.1:{health}"]
         files = ["--certificates", str(tmp_path / "certificates"), "--state", str(tmp_path / "coordinator")]
         processes.start("superlink", [COMMAND, "superlink", *where, *files])
         processes.wait_for_port("superlink", port, 60)
         processes.wait_for_port("superlink", fleet, 60)
+        assert healthy(f"127.0.0.1:{health}")
         said = here.fedstill("keys", "register", str(north.with_name("site.key.pub")), "north")
         assert "north is registered as node" in said
         said = here.run(*CLIENT, "--site", str(stranger), "--check", code=1)
