@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from typer.main import get_command
 
+from fedstill.cli import app
 from fedstill.common.config import load_run, load_site
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -132,9 +136,20 @@ def test_the_manifests_site_file_is_valid(tmp_path: Path) -> None:
 
 
 def test_the_console_scripts_lead_to_functions() -> None:
-    import importlib
-
     scripts = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["scripts"]
     for target in scripts.values():
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_document_has_valid_files_and_commands_that_exist(tmp_path: Path) -> None:
+    text = (DEPLOY.parent / "docs/DEPLOYMENT.md").read_text()
+    site, run = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "site.toml").write_text(site.replace("<64 hexadecimal digits>", "a" * 64))
+    assert load_site(tmp_path / "site.toml").limits.mb_per_run == 200
+    assert load_run(run).exchange.sites == 3
+    commands = {tuple(line.split()[1:3]) for line in re.findall(r"^ *(fedstill .*)$", text, re.MULTILINE)}
+    assert len(commands) >= 8
+    for first, second in commands:
+        group = get_command(app).commands[first]  # type: ignore[attr-defined]
+        assert first not in ("keys", "certs") or second in group.commands
