@@ -50,12 +50,18 @@ LEAVES: dict[str, tuple[Leaving, ...]] = {
     "evaluate.alone": NOTHING,
 }
 EVERYTHING: tuple[Leaving, ...] = ("predictions", "counts", "features", "weights")
-_ARRAYS: dict[str, Leaving] = {
-    **{f"{name}{end}": "predictions" for name in PREDICTIONS for end in ("", ".bounds")},
-    **dict.fromkeys(("items", "bias", "scores"), "predictions"),
-    **dict.fromkeys(("counts", "gamma"), "counts"),
-    **dict.fromkeys(("features", "h"), "features"),
+WEIGHTS: Leaving = "weights"
+_NAMES: dict[Leaving, tuple[str, ...]] = {  # arrays by name; any other is a weight
+    "predictions": (*PREDICTIONS, *(f"{name}.bounds" for name in PREDICTIONS), "items", "bias", "scores"),
+    "counts": ("counts", "gamma"),
+    "features": ("features", "h"),
 }
+_KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
+
+
+def kinds_of(reply: Reply) -> tuple[Leaving, ...]:
+    """What the arrays of an answer are."""
+    return tuple(_KINDS.get(name, WEIGHTS) for name in reply.arrays)
 
 
 class Refused(RuntimeError):
@@ -101,7 +107,7 @@ class Gate:
             self._check_kinds(leaving(ask))
             self._spend(0)  # a limit that is reached already costs no work
             reply = self._answer(ask)
-            self._check_kinds(tuple(_ARRAYS.get(name, "weights") for name in reply.arrays))
+            self._check_kinds(kinds_of(reply))
             self._spend(size_of(reply.arrays, {"metrics": reply.metrics}))
         except Refused as error:
             raise self._noted(ask, error) from None

@@ -86,7 +86,8 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 def weaknesses(certificate: x509.Certificate, now: datetime | None = None) -> list[str]:
     """Why a certificate must not be trusted: its key, its signature, its dates. Empty if it may be."""
-    now, found, key = now or datetime.now(UTC), [], certificate.public_key()
+    now, key = now or datetime.now(UTC), certificate.public_key()
+    found: list[str] = []
     if isinstance(key, rsa.RSAPublicKey) and key.key_size < 2048:
         found.append(f"its RSA key has {key.key_size} bits; 2048 are the least")
     if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.key_size < 256:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstill.client.limits import _ARRAYS, LEAVES, Gate, Refused, check_files, leaving
+from fedstill.client.limits import LEAVES, Gate, Refused, check_files, kinds_of, leaving
 from fedstill.client.node import Node
 from fedstill.client.verbs import VERBS
 from fedstill.common.config import ConfigError, LimitsConfig, RunConfig, SiteConfig, load_run
@@ -52,7 +52,7 @@ def test_the_table_tells_what_real_answers_hold(small: Callable[..., RunConfig],
         Ask("evaluate.test"),
     ]
     for ask in asks:
-        held = {_ARRAYS.get(name, "weights") for name in node.answer(ask).arrays}
+        held = set(kinds_of(node.answer(ask)))
         assert held <= set(leaving(ask)), ask.verb
         assert held == set(leaving(ask)) or ask.settings.get("describe"), ask.verb
 
