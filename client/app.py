@@ -10,6 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
+from fedstill.client.limits import Gate, check_files
 from fedstill.client.mixed import make_node
 from fedstill.client.session import Door, Session
 from fedstill.client.verbs import VERBS
@@ -38,7 +39,8 @@ def join(message: Message, context: Context) -> Message:
     if door is None:
         node.forget_work()
         return Message(to_records({}, node.greeting()), reply_to=message)
-    session = Session(door, node.greeting(), node.answer)
+    gate = Gate(site, str(facts["run"]), state_root(site), node.answer)
+    session = Session(door, node.greeting(), gate.answer)
     end = session.serve()
     log(INFO, "site %s: session over, %s", site.name, end)
     traffic = {"bytes_up": session.bytes_out, "bytes_down": session.bytes_in, "connections": session.connections}
@@ -62,7 +64,8 @@ def answer_message(message: Message, context: Context) -> Message:
     node.take_up()
     verb = message.metadata.message_type
     try:
-        reply = node.answer(Ask(verb, arrays, facts["settings"]))
+        gate = Gate(site, str(facts["run"]), state_root(site), node.answer)
+        reply = gate.answer(Ask(verb, arrays, facts["settings"]))
     except Exception as error:  # the coordinator leaves this site out of the step and says why
         return Message(to_records({}, {"error": f"{type(error).__name__}: {error}"}), reply_to=message)
     node.put_away(int(facts["number"]))
@@ -78,7 +81,9 @@ def find_site(config: RunConfig, context: Context) -> SiteConfig:
     """Which site this SuperNode is: its own file, or the run's entry that its partition number names."""
     own = context.node_config.get("site")
     if own is not None:
-        return load_site(Path(str(own)))
+        here = load_site(Path(str(own)))
+        check_files(config, here)
+        return here
     number = context.node_config.get("partition-id")
     if number is None:
         raise ConfigError(

@@ -205,6 +205,19 @@ class SiteTask(Section):
         return self
 
 
+Leaving = Literal["predictions", "counts", "features", "weights"]
+
+
+class LimitsConfig(Section):
+    """What a site lets out, whatever a run asks for; counts and losses of a few numbers always may."""
+
+    leave: list[Leaving] = ["predictions", "counts", "features", "weights"]
+    verbs: list[str] | None = None  # if given, no other Ask is answered
+    mb_per_run: float | None = Field(None, gt=0)
+    mb_per_day: float | None = Field(None, gt=0)  # a day of UTC, all runs together
+    run_files: bool = False  # whether a run may name files on this site's disk as its texts
+
+
 class SiteConfig(LearnerConfig):
     """A site: in the run's [[sites]], or in a file of its own (site.toml) that only the site reads."""
 
@@ -214,6 +227,28 @@ class SiteConfig(LearnerConfig):
     state: Path | None = None
     root_certificates: Path | None = None
     stream: str | None = None
+    limits: LimitsConfig = LimitsConfig()
+
+
+class SiteFile(SiteConfig):
+    """site.toml: the site, and how `flower-client` reaches the coordinator. Relative paths begin at the file."""
+
+    superlink: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):\d{1,5}$")
+    private_key: Path | None = None
+    insecure: bool = False  # no TLS and no key: for a trial on one machine
+    port: int | None = Field(None, ge=1, le=65535)  # of the SuperNode's own processes, on loopback; any free one
+    health: str | None = None  # address at which the SuperNode says that it lives
+    labels: list[str] | None = None  # of the runs that this site takes part in; the check counts texts of each
+    public_hash: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")  # SHA-256 of data.public, as agreed
+
+    @model_validator(mode="after")
+    def _trust_is_settled(self) -> SiteFile:
+        given = [name for name in ("root_certificates", "private_key") if getattr(self, name) is not None]
+        if self.insecure and given:
+            raise ValueError(f"insecure = true and {given[0]} exclude each other: take one of them out")
+        if self.public_hash is not None and (self.data is None or self.data.public is None):
+            raise ValueError("public_hash is the hash of data.public, and there is none: name the file in [data]")
+        return self
 
 
 class ExchangeConfig(Section):
@@ -337,10 +372,25 @@ def load_run(source: str | Path, overrides: Iterable[str] = (), root: Path | Non
     return check(RunConfig, values, name)
 
 
-def load_site(path: Path) -> SiteConfig:
-    """A site's own configuration file."""
+def load_site(path: Path) -> SiteFile:
+    """A site's own configuration file; relative paths in it begin at its folder."""
     values, name = read_values(path)
-    return check(SiteConfig, values, name)
+    site, folder = check(SiteFile, values, name), Path(path).expanduser().resolve().parent
+    return _from_folder(site, folder)
+
+
+def _from_folder(section: S, folder: Path) -> S:
+    """The same section with every relative path in it made absolute."""
+    changes: dict[str, Any] = {}
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        if isinstance(value, Path):
+            changes[key] = folder / value.expanduser()
+        elif isinstance(value, BaseModel):
+            changes[key] = _from_folder(value, folder)
+        elif key == "model" and isinstance(value, str) and value.startswith(("./", "../", "~")):
+            changes[key] = str(folder / Path(value).expanduser())
+    return section.model_copy(update={key: value for key, value in changes.items() if value != getattr(section, key)})
 
 
 def read_values(source: str | Path, root: Path | None = None) -> tuple[dict[str, Any], str]:

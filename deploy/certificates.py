@@ -1,19 +1,26 @@
-"""A private certificate authority and a server certificate, for a federation on one machine and for tests."""
+"""A private certificate authority and server certificates; certificates that are weak or out of date are refused."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAYS = 365
+AUTHORITY_DAYS = 3650
+
+
+class CertificateError(ValueError):
+    """A certificate or its key that must not be used; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -24,37 +31,200 @@ class Certificates:
     certificate: Path
     key: Path
 
+    @classmethod
+    def of(cls, folder: Path) -> Certificates:
+        """By the names that `make_certificates` and `fedstill certs` give them."""
+        return cls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+
 
 def make_certificates(folder: Path, hosts: tuple[str, ...] = ("localhost", "127.0.0.1")) -> Certificates:
     """Make an authority and a server certificate for `hosts`; the authority's key is not kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    authority_name, server_name = _name("fedstill authority"), _name(hosts[0])
-    authority = (
-        _builder(authority_name, authority_name, authority_key.public_key())
+    key = ec.generate_private_key(ec.SECP384R1())
+    authority = _authority(key, DAYS)
+    (folder / "ca.crt").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    return _write_server(folder, authority, key, hosts, DAYS)
+
+
+def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> Path:
+    """Make an authority whose key stays in `folder` (ca.key, mode 600); one that is there already is never replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "ca.key").exists() or (folder / "ca.crt").exists():
+        raise CertificateError(f"{folder}: there is an authority already; every site would have to get a new ca.crt")
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(folder / "ca.key", _pem(key))
+    (folder / "ca.crt").write_bytes(_authority(key, days).public_bytes(serialization.Encoding.PEM))
+    return folder / "ca.crt"
+
+
+def make_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Certificates:
+    """A new key and certificate for the server, signed by the authority in `folder`; also to renew an old one."""
+    if not hosts:
+        raise CertificateError("no host: name every address under which sites reach the coordinator, with --host")
+    key_file = folder / "ca.key"
+    check_secret(key_file)
+    authority = read_certificate(folder / "ca.crt")
+    _refuse(folder / "ca.crt", weaknesses(authority))
+    key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
+        raise CertificateError(
+            f"{key_file} is not the key of {folder / 'ca.crt'}; put the two that belong together here"
+        )
+    days = min(days, (authority.not_valid_after_utc - datetime.now(UTC)).days)
+    return _write_server(folder, authority, key, hosts, days)
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """The first certificate of a PEM file."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise CertificateError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    except ValueError:
+        raise CertificateError(f"{path}: is no PEM certificate; it begins with -----BEGIN CERTIFICATE-----") from None
+
+
+def weaknesses(certificate: x509.Certificate, now: datetime | None = None) -> list[str]:
+    """Why a certificate must not be trusted: its key, its signature, its dates. Empty if it may be."""
+    now, key = now or datetime.now(UTC), certificate.public_key()
+    found: list[str] = []
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size < 2048:
+        found.append(f"its RSA key has {key.key_size} bits; 2048 are the least")
+    if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.key_size < 256:
+        found.append(f"its curve has {key.curve.key_size} bits; 256 are the least")
+    if isinstance(key, dsa.DSAPublicKey):
+        found.append("its key is DSA, which is not used any more")
+    signed = certificate.signature_hash_algorithm  # none for Ed25519, which brings its own
+    if isinstance(signed, (hashes.SHA1, hashes.MD5)):
+        found.append(f"it is signed with {signed.name.upper()}, which can be forged")
+    if now > certificate.not_valid_after_utc:
+        found.append(f"it expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+    if now < certificate.not_valid_before_utc:
+        found.append(
+            f"it is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on; is this machine's clock right?"
+        )
+    return found
+
+
+def check_server(files: Certificates) -> x509.Certificate:
+    """The server's certificate, if it, its key and its authority may be used together."""
+    authority, server = read_certificate(files.authority), read_certificate(files.certificate)
+    _refuse(files.authority, weaknesses(authority))
+    _refuse(files.certificate, weaknesses(server))
+    check_secret(files.key)
+    try:
+        key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    except (ValueError, TypeError):
+        raise CertificateError(
+            f"{files.key}: is no PEM key without a password; make one: fedstill certs server"
+        ) from None
+    if key.public_key() != server.public_key():
+        raise CertificateError(
+            f"{files.key} is not the key of {files.certificate}; put the two that belong together here"
+        )
+    try:
+        server.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError):
+        raise CertificateError(
+            f"{files.certificate} is not signed by {files.authority}; make it: fedstill certs server"
+        ) from None
+    if not hosts_of(server):
+        raise CertificateError(f"{files.certificate} names no host (subjectAltName); make it: fedstill certs server")
+    return server
+
+
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """The names and addresses that a certificate is good for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+
+
+def check_secret(path: Path) -> None:
+    """Refuse a private key that is missing or that others on this machine can read."""
+    try:
+        mode = path.stat().st_mode & 0o777
+    except OSError as error:
+        raise CertificateError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    if mode & 0o077:
+        raise CertificateError(f"{path}: others can read this private key (mode {mode:03o}); run: chmod 600 {path}")
+    if not os.access(path, os.R_OK):
+        raise CertificateError(f"{path}: this user cannot read it; run as its owner")
+
+
+def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
+    """Write a private key that its owner alone can read; an existing one is not overwritten unless told."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+    except FileExistsError:
+        raise CertificateError(
+            f"{path}: is there already, and a private key is never overwritten; move it away"
+        ) from None
+
+
+def _refuse(path: Path, found: list[str]) -> None:
+    if found:
+        raise CertificateError(f"{path}: {'; '.join(found)}. Make a new one: fedstill certs")
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    name = _name("fedstill authority")
+    return (
+        _builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(authority_key, hashes.SHA384())
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
     )
+
+
+def _write_server(
+    folder: Path, authority: x509.Certificate, signing: ec.EllipticCurvePrivateKey, hosts: Sequence[str], days: int
+) -> Certificates:
+    key = ec.generate_private_key(ec.SECP384R1())
     server = (
-        _builder(server_name, authority_name, server_key.public_key())
+        _builder(_name(hosts[0]), authority.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(authority_key, hashes.SHA384())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
+        .sign(signing, hashes.SHA384())
     )
-    made = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    made.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    made = Certificates.of(folder)
+    write_secret(made.key, _pem(key), replace=True)
     made.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    secret = server_key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    with os.fdopen(os.open(made.key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(secret)
     return made
 
 
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
 def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -64,7 +234,9 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -73,5 +245,5 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=DAYS))
+        .not_valid_after(now + timedelta(days=days))
     )

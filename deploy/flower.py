@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,15 @@ def write_connection(home: Path, name: str, connection: Mapping[str, Any]) -> No
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": name, name: dict(connection)}}))
 
 
+def add_connection(home: Path, name: str, connection: Mapping[str, Any]) -> None:
+    """One more SuperLink connection in Flower's config.toml; the others stay as they are."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "config.toml"
+    known = tomllib.loads(path.read_text()) if path.exists() else {}
+    links = {"default": name, **known.get("superlink", {}), name: dict(connection)}
+    path.write_text(tomli_w.dumps({**known, "superlink": links}))
+
+
 def start_run(bundle: Path, connection: str, env: Mapping[str, str], simulation: Mapping[str, Any]) -> int:
     """`flwr run`: hand the bundle to a SuperLink; the number of the run."""
     settings = " ".join(f"{name}={value}" for name, value in simulation.items())
@@ -86,6 +96,15 @@ def run_status(run_id: int, connection: str, env: Mapping[str, str]) -> str:
     answer = _flwr(["list", connection, "--run-id", str(run_id), "--format", "json"], env)
     runs = answer.get("runs") or []
     return str(runs[0]["status"]) if runs else "unknown"
+
+
+def call(arguments: list[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """A command of `flwr` that answers in JSON; what it says when it fails becomes the error."""
+    answer = _flwr(arguments, env)
+    if not answer.get("success", True):
+        said = " ".join(str(answer.get("error-message", answer)).split())
+        raise FlowerError(f"flwr {' '.join(arguments[:2])}: {said}")
+    return answer
 
 
 def _flwr(arguments: list[str], env: Mapping[str, str]) -> dict[str, Any]:

@@ -120,6 +120,26 @@ class Processes:
         self.running.clear()
 
 
+def run_to_end(command: Sequence[str], environment: Mapping[str, str], grace: float = 5.0) -> int:
+    """Run a command in the foreground: signals are passed on, and nothing that it started outlives it.
+
+    A SuperNode that is refused leaves its SuperExec behind, which would go on knocking at a closed door for ever.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = subprocess.Popen(command, env=dict(environment), start_new_session=True, preexec_fn=_die_with_parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, frame: child.send_signal(received))
+    code = child.wait()
+    strays = psutil.Process().children(recursive=True)
+    for process in strays:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    for process in psutil.wait_procs(strays, timeout=grace)[1]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return code if code >= 0 else 128 - code
+
+
 def _descendants(pids: Sequence[int]) -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for pid in pids:

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedstill import __version__
+from fedstill import __version__, coordinator
 from fedstill.screen import Screen, results, size
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+coordinator.add_to(app)
 console = Console()
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 Runs = Annotated[Path, typer.Option("--runs", envvar="FEDSTILL_RUNS", help="The folder that holds the runs.")]
@@ -235,8 +236,13 @@ def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
             shown = status
         if not status.startswith("finished"):
             time.sleep(5)
+    known = _summary(folder)  # of the run itself, where this is the coordinator's machine and its folder of runs
     if status != "finished:completed":
-        raise RunFailed(f"run {number} on {on} ended as {status}; see: flwr log {number} {on} --show")
+        reason = f"{known['reason']}\n" if known["status"] == "failed" else ""
+        raise RunFailed(f"run {number} on {on} ended as {status}; {reason}see: flwr log {number} {on} --show")
+    if known["status"] == "finished":
+        results(console, known, str(folder))
+        return
     reason = f"its results lie with the coordinator of {on}, in the folder {folder.name} of its runs"
     write_atomically(folder / "summary.json", json.dumps({"status": "finished elsewhere", "reason": reason}))
 

@@ -14,7 +14,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedstill import __file__ as package
-from fedstill.common.config import ConfigError, RunConfig, load_run
+from fedstill.common.config import ConfigError, ExchangeConfig, RunConfig, load_run
 from fedstill.common.states import Spool
 from fedstill.common.wire import Facts
 from fedstill.server.holder import make_student
@@ -89,7 +89,7 @@ def with_environment(config: RunConfig) -> RunConfig:
     changes = {
         name: Path(value) if name in ("certificate", "key") else value
         for name, value in found.items()
-        if value and name not in exchange.model_fields_set
+        if value and getattr(exchange, name) == ExchangeConfig.model_fields[name].default
     }
     exchange = exchange.model_copy(update=changes)
     if "--root-certificates" in sys.argv and exchange.link == "stream" and exchange.certificate is None:

@@ -1,0 +1,6 @@
+#!/bin/sh
+# A site's container: a key of its own at the first start, then the checks and the SuperNode.
+# Until the coordinator has registered the key the checks fail, and the container is started again.
+set -eu
+[ -f /fedstill/site.key ] || fedstill keys new /fedstill/site.key
+exec flower-client --site "${SITE_FILE:-/etc/fedstill/site.toml}"

@@ -1,0 +1,146 @@
+"""The coordinator's commands: `fedstill superlink`, `fedstill certs` and `fedstill keys`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+console = Console(soft_wrap=True, highlight=False)
+keys = typer.Typer(help="Key pairs of sites, and which of them the SuperLink lets in.", no_args_is_help=True)
+certs = typer.Typer(help="A private certificate authority for the coordinator.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Option("--folder", help="Where ca.crt, ca.key, server.crt and server.key lie.")]
+On = Annotated[str, typer.Option("--on", help="The SuperLink connection's name in Flower's config.")]
+NAME = "coordinator"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put these commands beside the others."""
+    app.command()(superlink)
+    app.add_typer(keys, name="keys")
+    app.add_typer(certs, name="certs")
+
+
+def superlink(
+    certificates: Annotated[
+        Path | None, typer.Option(help="The folder of ca.crt, server.crt and server.key; see: fedstill certs")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where the coordinator's own commands come in; nobody else should.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Its port.")] = 8000,
+    sites: Annotated[str, typer.Option(help="Where the sites' SuperNodes come in.")] = "0.0.0.0:9092",
+    stream: Annotated[str, typer.Option(help="Where the sites' streams come in during a run.")] = "0.0.0.0:9093",
+    advertise: Annotated[
+        str | None, typer.Option(help="How sites call the stream; by default the certificate's first host.")
+    ] = None,
+    state: Annotated[Path, typer.Option(help="The folder of the database and of the runs.")] = Path("coordinator"),
+    name: Annotated[str, typer.Option(help="The connection's name in Flower's config, for --on.")] = NAME,
+    health: Annotated[str | None, typer.Option(help="An address at which the SuperLink says that it lives.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for a trial on one machine.")] = False,
+) -> None:
+    """Start Flower's SuperLink with TLS, node authentication and a database; in the foreground, until Ctrl-C."""
+    from fedstill.deploy.processes import run_to_end
+    from fedstill.deploy.superlink import Listening, prepare
+
+    where = Listening(host, port, sites, stream, advertise, health)
+    command, env, connection = prepare(where, certificates, state, name, insecure)
+    console.print(f"SuperLink for sites on {sites}, streams on {stream}; runs in {env['FEDSTILL_RUNS']}")
+    console.print(f"Start a run here with: fedstill run CONFIG.toml --on {name}    ({connection['address']})")
+    sys.stdout.flush()
+    raise typer.Exit(run_to_end(command, env))
+
+
+@certs.command("new")
+def new_authority(
+    host: Annotated[list[str], typer.Option(help="A name or address of the coordinator; again for each of them.")],
+    folder: Folder = Path("certificates"),
+    days: Annotated[int, typer.Option(help="How long the server's certificate is valid.")] = 365,
+) -> None:
+    """Make an authority, and a server certificate for the SuperLink and the stream."""
+    from fedstill.deploy.certificates import make_authority, make_server
+
+    authority = make_authority(folder)
+    made = make_server(folder, host, days)
+    console.print(f"Give {authority} to every site. {folder / 'ca.key'} and {made.key} stay here.")
+
+
+@certs.command("server")
+def new_server(
+    host: Annotated[list[str], typer.Option(help="A name or address of the coordinator; again for each of them.")],
+    folder: Folder = Path("certificates"),
+    days: Annotated[int, typer.Option(help="How long it is valid.")] = 365,
+) -> None:
+    """Renew the server's certificate; sites keep their ca.crt. Restart the SuperLink afterwards."""
+    from fedstill.deploy.certificates import make_server
+
+    console.print(f"{make_server(folder, host, days).certificate} is new; restart the SuperLink.")
+
+
+@certs.command("check")
+def check_certificates(folder: Folder = Path("certificates")) -> None:
+    """Say whether the certificates and the key may be used, and until when."""
+    from fedstill.deploy.certificates import Certificates, check_server, hosts_of
+
+    server = check_server(Certificates.of(folder))
+    console.print(f"good for {', '.join(hosts_of(server))} until {server.not_valid_after_utc:%Y-%m-%d}")
+
+
+@keys.command("new")
+def new_key(path: Annotated[Path, typer.Argument(help="The private key's file; the public half is PATH.pub.")]) -> None:
+    """Make a site's key pair, at the site: only the .pub file travels."""
+    from fedstill.deploy import keys as rooms
+
+    public = rooms.new_key(path)
+    console.print(f"{path} stays here, mode 600. Send {public} to the coordinator, and read out to each other:")
+    console.print(rooms.fingerprint(public.read_text()))
+
+
+@keys.command("register")
+def register_key(
+    public: Annotated[Path, typer.Argument(help="The site's .pub file.")],
+    name: Annotated[str, typer.Argument(help="The site's name.")],
+    on: On = NAME,
+) -> None:
+    """Let a site in from now on."""
+    from fedstill.deploy import flower
+    from fedstill.deploy import keys as rooms
+
+    number = rooms.register(public, name, on, flower.environment())
+    console.print(f"{name} is registered as node {number}: {rooms.fingerprint(public.read_text())}")
+
+
+@keys.command("list")
+def list_keys(
+    on: On = NAME,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")] = False,
+) -> None:
+    """List the registered sites."""
+    from fedstill.deploy import flower
+    from fedstill.deploy import keys as rooms
+
+    rows = rooms.registered(on, flower.environment())
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table(*(rows[0] if rows else ["name", "status"]))
+    for row in rows:
+        table.add_row(*(str(value or "") for value in row.values()))
+    console.print(table)
+
+
+@keys.command("revoke")
+def revoke_key(
+    name: Annotated[str, typer.Argument(help="The site's name, or its node number.")], on: On = NAME
+) -> None:
+    """Shut a site out: its key opens nothing any more."""
+    from fedstill.deploy import flower
+    from fedstill.deploy import keys as rooms
+
+    number = rooms.revoke(name, on, flower.environment())
+    console.print(f"{name} (node {number}) is out. A run that it takes part in loses it at its next step.")

@@ -1,0 +1,91 @@
+"""Two organisations: a SuperLink with TLS and node authentication, a site by `flower-client`, a stranger."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from fedstill.deploy import flower
+from fedstill.deploy.healthy import healthy
+from fedstill.deploy.keys import read_key
+from fedstill.deploy.probe import knock
+from fedstill.deploy.processes import Processes, free_port
+
+from .conftest import COMMAND
+
+CLIENT = [sys.executable, "-m", "fedstill.deploy.site"]
+
+
+class Coordinator:
+    """Commands of both sides with one environment; each must end as expected."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.env = folder, flower.environment(folder / "flower")
+        self.env.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+
+    def run(self, *command: str, code: int = 0) -> str:
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == code, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def fedstill(self, *arguments: str, code: int = 0) -> str:
+        return self.run(COMMAND, *arguments, code=code)
+
+    def site(self, name: str, fleet: int) -> Path:
+        """A site's own file, in its own folder, with a key that was made there."""
+        home = self.folder / name
+        self.fedstill("keys", "new", str(home / "site.key"))
+        (home / "ca.crt").write_bytes((self.folder / "certificates/ca.crt").read_bytes())
+        (home / "site.toml").write_text(
+            f'name = "{name}"\nmodel = "tiny-bert"\nsuperlink = "127.0.0.1:{fleet}"\nroot_certificates = "ca.crt"\n'
+            'private_key = "site.key"\nstate = "state"\n[limits]\nleave = ["predictions"]\nmb_per_run = 50\n'
+        )
+        return home / "site.toml"
+
+
+def test_a_registered_site_takes_part_and_a_stranger_is_refused(tmp_path: Path, small_file: Path) -> None:
+    port, fleet, stream, health = free_port(), free_port(), free_port(), free_port()
+    here = Coordinator(tmp_path)
+    here.fedstill("certs", "new", "--host", "127.0.0.1", "--host", "localhost")
+    north, stranger = here.site("north", fleet), here.site("stranger", fleet)
+    with Processes(tmp_path / "logs", here.env) as processes:
+        where = ["--port", str(port), "--sites", f"127.0.0.1:{fleet}", "--stream", f"127.0.0.1:{stream}"]
+        where += ["--health", f"127.0.0.1:{health}"]
+        files = ["--certificates", str(tmp_path / "certificates"), "--state", str(tmp_path / "coordinator")]
+        processes.start("superlink", [COMMAND, "superlink", *where, *files])
+        processes.wait_for_port("superlink", port, 60)
+        processes.wait_for_port("superlink", fleet, 60)
+        assert healthy(f"127.0.0.1:{health}")
+        said = here.fedstill("keys", "register", str(north.with_name("site.key.pub")), "north")
+        assert "north is registered as node" in said
+        said = here.run(*CLIENT, "--site", str(stranger), "--check", code=1)
+        assert "1 of the checks failed: registered." in said
+        assert "the SuperLink does not know this key, SHA256:" in said
+        assert "within 1 s of the SuperLink's" in said
+        assert "trusted until" in said
+        key, authority = read_key(north.with_name("site.key")), north.with_name("ca.crt")
+        taken = [knock(f"127.0.0.1:{fleet}", authority, key, ahead).in_time for ahead in (-400, -60, 0, 60)]
+        assert taken == [False, True, True, False]  # so wide is Flower's window, and no wider
+        processes.start("stranger", [*CLIENT, "--site", str(stranger), "--skip-checks"])
+        processes.start("north", [*CLIENT, "--site", str(north)])
+        changes = ["rounds=1", "method.distill_epochs=1", "data.public=16", "report.alone=false"]
+        changes += ["report.centralized=false", "report.evaluate=end", "exchange.sites=1"]
+        options = [option for change in changes for option in ("--set", change)]
+        assert "finished:completed" in here.fedstill("run", str(small_file), "--on", "coordinator", *options)
+        assert processes.running["stranger"].wait(30) == 1
+        assert "Failed to activate SuperNode" in processes.tail("stranger", 200)
+        assert "ok      registered" in processes.tail("north", 200)
+        [listed] = json.loads(here.fedstill("keys", "list", "--json"))
+        assert (listed["name"], listed["status"]) == ("north", "online")
+        [run] = [entry for entry in (tmp_path / "coordinator/runs").iterdir() if (entry / "summary.json").is_file()]
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["status"] == "finished"
+        assert list(summary["sites"]) == ["north"]
+        sent = json.loads((tmp_path / "north/state/north/sent.json").read_text())
+        assert 0 < sent["runs"][run.name] <= summary["sites"]["north"]["bytes_up"]
+        here.fedstill("keys", "revoke", "north")
+        assert json.loads(here.fedstill("keys", "list", "--json")) == []
