@@ -218,8 +218,8 @@ def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
     places: dict[str, Place] = {}
     at = told = 0
     for name, dtype, shape, recipe in described:
-        if dtype not in DTYPES or name in places:
-            raise WireError(f"array {name[:80]!r} is described as {dtype[:20]}, which does not travel, or twice")
+        if dtype not in DTYPES or name in places or any(side < 0 for side in shape):
+            raise WireError(f"array {name[:80]!r} is described as {dtype[:20]} {shape}, which does not travel, or twice")
         count = 1
         for side in shape:
             count *= side
@@ -245,7 +245,7 @@ def _sides(shape: Any) -> tuple[int, ...]:
     """A shape that came over the wire, if it is one."""
     if not isinstance(shape, list) or len(shape) > SIDES:
         raise ValueError
-    if any(type(side) is not int or not 0 <= side < 1 << 48 for side in shape):
+    if any(type(side) is not int or abs(side) >= 1 << 48 for side in shape):
         raise ValueError
     return tuple(shape)
 
