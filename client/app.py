@@ -35,10 +35,12 @@ def join(message: Message, context: Context) -> Message:
         door = None if facts["link"] == "messages" else _door(config, site, facts)
     except Exception as error:
         raise _told(config, context, f"site {site.name}", error) from (None if config.mixed else error)
+    greeting = node.greeting()
+    node.ledger.joined(greeting)
     if door is None:
         node.forget_work()
-        return Message(to_records({}, node.greeting()), reply_to=message)
-    session = Session(door, node.greeting(), node.answer)
+        return Message(to_records({}, greeting), reply_to=message)
+    session = Session(door, greeting, node.answer)
     end = session.serve()
     log(INFO, "site %s: session over, %s", site.name, end)
     traffic = {"bytes_up": session.bytes_out, "bytes_down": session.bytes_in, "connections": session.connections}

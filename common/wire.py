@@ -103,7 +103,9 @@ def same_shapes(like: State) -> Callable[[Reply], None]:
         found = kinds_of(reply.arrays)
         other = [name for name, kind in kinds.items() if found.get(name, kind) != kind]
         if other:
-            raise WireError(f"array {other[0]!r} has whole numbers where fractions are wanted, or fractions for whole ones")
+            raise WireError(
+                f"array {other[0]!r} has whole numbers where fractions are wanted, or fractions for whole ones"
+            )
 
     return check
 
@@ -151,7 +153,7 @@ def check_reply(ask: Ask, reply: Reply) -> None:
         ask.check(reply)
 
 
-_WITH_LOSS = {"local", "parameters", "ditto", "balanced", "mutual", "distil", "corrupted", "contrast"}
+_WITH_LOSS = {"parameters", "ditto", "balanced", "mutual", "corrupted", "contrast"}
 _SHOWN = {"epsilon", "delta", "left", "noise_multiplier", "clip", "predictions"}
 
 
@@ -219,7 +221,9 @@ def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
     at = told = 0
     for name, dtype, shape, recipe in described:
         if dtype not in DTYPES or name in places or any(side < 0 for side in shape):
-            raise WireError(f"array {name[:80]!r} is described as {dtype[:20]} {shape}, which does not travel, or twice")
+            raise WireError(
+                f"array {name[:80]!r} is described as {dtype[:20]} {shape}, which does not travel, or twice"
+            )
         count = 1
         for side in shape:
             count *= side

@@ -29,7 +29,9 @@ def scores(node: Node, ask: Ask) -> Answer:
         raise WireError("scores need private texts and negatives")
     told = ask.settings
     if not MODEL.fullmatch(str(told["extractor"])):
-        raise WireError(f"extractor {str(told['extractor'])[:80]!r}: the server may name a model, not a folder of this site")
+        raise WireError(
+            f"extractor {str(told['extractor'])[:80]!r}: the server may name a model, not a folder of this site"
+        )
     length, keep = node.config.train.max_length, node.config.train.keep
     settings = ModelConfig(name=str(told["extractor"]), max_length=length, keep=keep, device=node.site.device)
     extractor = load_model(settings, node.task, seed=0)

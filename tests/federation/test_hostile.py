@@ -182,7 +182,7 @@ def test_metrics_that_a_method_could_not_calculate_with_are_refused(metrics: Fac
 
 def test_training_without_a_loss_is_refused() -> None:
     with pytest.raises(WireError, match="'loss' is missing"):
-        check_metrics("train.local", Reply("a", {}, {"texts": 8}), {"texts": 8})
+        check_metrics("train.parameters", Reply("a", {}, {"texts": 8}), {"texts": 8})
     check_metrics("train.weights", Reply("a"), {"texts": 8})
 
 
@@ -373,7 +373,9 @@ def test_whoever_calls_and_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyP
     exchange = Exchange("127.0.0.1:0", lambda facts: None, most_sites=1)
     silent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     with grpc.insecure_channel(f"127.0.0.1:{exchange.port}", grpc_options(20)) as channel:
-        calls = [channel.stream_stream(METHOD)(iter(silent.get, None)) for _ in range(20)]  # more than there are threads
+        calls = [
+            channel.stream_stream(METHOD)(iter(silent.get, None)) for _ in range(20)
+        ]  # more than there are threads
         Honest(exchange).works()
         for call in calls:
             call.cancel()
@@ -466,8 +468,16 @@ def test_an_ask_that_cannot_be_worked_is_an_error_with_a_reason_and_the_next_one
         ("query.restore", {}, {"number": 77}),
         ("query.save", {}, {"number": "../../x"}),
         ("query.save", {}, {}),
-        ("query.scores", {**rows, "negatives": np.arange(4, 8)}, {"extractor": "/etc", "regulariser": 1, "per_text": 0}),
-        ("query.scores", {**rows, "negatives": np.arange(4, 8)}, {"extractor": "../x", "regulariser": 1, "per_text": 0}),
+        (
+            "query.scores",
+            {**rows, "negatives": np.arange(4, 8)},
+            {"extractor": "/etc", "regulariser": 1, "per_text": 0},
+        ),
+        (
+            "query.scores",
+            {**rows, "negatives": np.arange(4, 8)},
+            {"extractor": "../x", "regulariser": 1, "per_text": 0},
+        ),
         ("query.bias", {}, {"seed": 1, "count": 10**12, "length": 10**6}),
     ]
     script = list(cut(Frame(WELCOME, facts={"token": "next"})))
