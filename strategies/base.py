@@ -81,6 +81,7 @@ class Method(Strategy):
     parameters: ClassVar[type[Params]] = Params
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}
     needs_same_models: ClassVar[bool] = False
+    _holders: frozenset[str] = frozenset()  # sites that hold what the method would send them
     any_task: ClassVar[bool] = False  # whether sites may have different tasks (task.name = "mixed")
 
     def __init__(self, params: Params, config: RunConfig, student: Student, record: Record) -> None:
@@ -114,6 +115,10 @@ class Method(Strategy):
 
     def load_state(self, arrays: dict[str, np.ndarray]) -> None:
         """Take up what `state` gave."""
+
+    def began_anew(self, site: str) -> None:
+        """A site's process is another than before: it holds at most what its own last checkpoint has."""
+        self._holders = self._holders - {site}
 
     # --- what a method uses ---
 
@@ -195,6 +200,7 @@ class Method(Strategy):
         for name, facts in self.link.returned().items():
             held = [number for number in facts.get("rounds", []) if number < self._number]
             self._away.setdefault(name, "it began anew")
+            self.began_anew(name)
             if held:
                 self.ask(Ask("query.restore", settings={"number": max(held)}, to=(name,)), quorum=False)
             else:

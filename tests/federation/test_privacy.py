@@ -82,7 +82,7 @@ def test_a_spent_budget_is_a_refusal_with_a_reason_in_this_run_and_in_the_next(f
 
 def test_only_predictions_leave_a_site_that_hides_them(federation: Make, small: Small) -> None:
     node = federation(small(NOISE)).nodes[0]
-    with pytest.raises(ValueError, match="lets predictions out and nothing else; train.local would send"):
+    with pytest.raises(ValueError, match=r"lets predictions out and nothing else; train\.local would send"):
         node.answer(Ask("train.local", settings={"epochs": 1, "send_weights": True}))
     with pytest.raises(ValueError, match="would send 'counts'"):
         node.answer(Ask("query.counts"))
