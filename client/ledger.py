@@ -47,7 +47,7 @@ class Ledger:
                 file.write(json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n")
         except OSError as error:
             raise LedgerError(
-                f"{self.path}: cannot be written ({error.strerror}), and nothing leaves this site without a line in it; "
+                f"{self.path}: cannot be written ({error.strerror}), and nothing leaves this site without its line; "
                 "free some space or check the folder's permissions"
             ) from None
 

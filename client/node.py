@@ -25,8 +25,8 @@ from fedstill.common.learner import Batches, Learner, Practice, Rows
 from fedstill.common.maths.losses import cross_entropy
 from fedstill.common.models import load_model
 from fedstill.common.randomness import derive
-from fedstill.common.tasks import task_scores
 from fedstill.common.states import State
+from fedstill.common.tasks import task_scores
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
 
 Loss = Callable[[Tensor, Rows], Tensor]
