@@ -3,8 +3,9 @@
     python bench/poison.py [--seeds 1] [--only predictions updates]
 
 Ten sites train alone once a seed; their models and predictions are kept under build/bench-poison and are the same for
-all rows. In a row some of the sites lie, one rule combines what all say, and the central model is distilled (predictions)
-or is the combination (updates). Each row is written to bench/poison.json as soon as it is done and is not run again.
+all rows. In a row some of the sites lie, one rule combines what all say, and the central model is distilled from it
+(predictions) or is the combination (updates). Each row is written to bench/poison.json as soon as it is done and is not
+run again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import os
 import tempfile
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ def config_of(seed: int) -> Any:
     return load_run(demo + sites, [*COMMON, f"seed={seed}", "method.local_epochs=6"])
 
 
+@lru_cache(1)
 def honest(seed: int) -> dict[str, Any]:
     """The sites' weights and predictions on the public texts, the sizes, and the weights that all began with."""
     from fedstill.client.node import Node
@@ -77,11 +80,19 @@ def honest(seed: int) -> dict[str, Any]:
         return {name: file[name] for name in file.files}
 
 
-def student_of(seed: int) -> Any:
-    """The central model as it begins."""
+@lru_cache(1)
+def first_student(seed: int) -> tuple[Any, dict[str, np.ndarray]]:
+    """The central model and the state that it begins with."""
     from fedstill.server.student import Student
 
     student = Student(config_of(seed))
+    return student, student.learner.state()
+
+
+def student_of(seed: int) -> Any:
+    """The central model as it begins."""
+    student, state = first_student(seed)
+    student.learner.load_state({name: value.copy() for name, value in state.items()})
     student.begin_round(1)
     return student
 
@@ -142,7 +153,7 @@ def distilled(seed: int, attack: str, share: int, rule: str) -> float:
     sites = {f"site-{n}": said[n] for n in range(SITES)}
     y = softmax(combine(sites, dict.fromkeys(sites, 1.0 / SITES), rule))  # type: ignore[arg-type]
     student = student_of(seed)
-    student.distil(np.arange(len(y)), y, "kl", 6, Practice(decay=(0.0, 1.0)))
+    student.distil(np.arange(len(y)), y, "kl", 6, Practice(fresh=True, decay=(0.0, 1.0)))
     return float(student.test()["accuracy"])
 
 
@@ -235,7 +246,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["predictions", "updates"], choices=["predictions", "updates"])
     asked = parser.parse_args()
     results: dict[str, float | None] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for kind, attack, share, rule, seed in (row for seed in asked.seeds for row in rows_of(seed, asked.only)):
+    for kind, attack, share, rule, seed in (row for one in asked.seeds for row in rows_of(one, asked.only)):
         key = f"{kind}/{attack}/{share}/{rule}/{seed}"
         if key in results:
             continue
