@@ -1,10 +1,10 @@
-"""Whether a text was among a site's private ones, told from the predictions that the site sends, with and without noise.
+"""Whether a text was among a site's private ones, told from the predictions that it sends, with and without noise.
 
     python bench/membership.py [--seeds 1 2]
 
 A site trains on its private texts. The public set is made half of these and half of texts that it never saw, all with
-known labels, as an attacker would choose them; the attack is the threshold on the loss of Yeom et al. (2018). AUC 0.5 is
-a coin's. Written to bench/membership.json.
+known labels, as an attacker would choose them; the attack is the threshold on the loss of Yeom et al. (2018). AUC 0.5
+is a coin's. Written to bench/membership.json.
 """
 
 from __future__ import annotations
@@ -96,9 +96,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     rows = [row for seed in parser.parse_args().seeds for row in run(seed)]
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-    print(
-        "| epsilon for 600 predictions | noise multiplier | AUC | right on private | right on unseen |\n|---|---|---|---|---|"
-    )
+    print("| epsilon for 600 predictions | noise multiplier | AUC | right on private | right on unseen |")
+    print("|---|---|---|---|---|")
     for epsilon in EPSILONS:
         of = [row for row in rows if row["epsilon"] == epsilon]
         mean = {name: np.mean([row[name] for row in of]) for name in ("auc", "accuracy_private", "accuracy_unseen")}
