@@ -192,7 +192,7 @@ class StreamLink(FlowerLink):
             self.node_of = {name: seat.node_id for name, seat in seats.items()}
             return {name: seat.greeting for name, seat in seats.items()}
 
-        self._told = lambda node: {**door, "token": self.exchange.issue_token(node)}
+        self._told: Callable[[int], Facts] = lambda node: {**door, "token": self.exchange.issue_token(node)}
         self._wait_for_joins(self._told, joined)
         self._watched_at = time.monotonic()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedstill.client.mixed import make_node
-from fedstill.client.session import Door, Session
+from fedstill.client.session import Door, Session, SessionRefused
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Ask, Failure, Reply
@@ -74,7 +74,7 @@ class Killed(BaseException):
 
 
 def _serve(session: Session) -> None:
-    with contextlib.suppress(Killed):
+    with contextlib.suppress(Killed, SessionRefused):
         session.serve()
 
 
@@ -200,7 +200,7 @@ def test_a_site_that_began_anew_is_not_asked_before_it_is_let_in(federation: Mak
     def begin() -> Session:
         door = Door(f"127.0.0.1:{exchange.port}", exchange.issue_token(1))
         session = Session(door, {"name": "site"}, lambda ask: Reply("site", {}, {"who": id(door)}))
-        threading.Thread(target=session.serve, daemon=True).start()
+        threading.Thread(target=_serve, args=(session,), daemon=True).start()
         return session
 
     begin()
