@@ -51,33 +51,30 @@ def config_of(seed: int) -> Any:
 
 @lru_cache(1)
 def honest(seed: int) -> dict[str, Any]:
-    """The sites' weights and predictions on the public texts, the sizes, and the weights that all began with."""
+    """The sites' weights and predictions on the public texts, and the weights that all began with."""
     from fedstill.client.node import Node
     from fedstill.common.wire import Ask
 
-    path = CACHE / f"seed-{seed}.npz"
-    config = config_of(seed)
-    if not path.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        kept: dict[str, Any] = {}
-        with tempfile.TemporaryDirectory() as folder:
-            begin = student_of(seed).weights()
-            for site in config.sites:
-                node = Node(config, site, "run", Path(folder) / site.name)
+    config, kept = config_of(seed), dict[str, Any]()
+    begin = student_of(seed).weights()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for site in config.sites:
+        path = CACHE / f"seed-{seed}-{site.name}.npz"
+        if not path.exists():
+            with tempfile.TemporaryDirectory() as folder:
+                node = Node(config, site, "run", Path(folder))
                 settings = {"epochs": 6, "decay": [0.0, 1.0], "send_weights": True, "round": 1}
                 trained = node.answer(Ask("train.local", begin, settings))
                 predicted = node.answer(Ask("query.predictions", {"rows": np.arange(len(node.public))}, {"round": 1}))
-                kept |= {f"{site.name}/w/{name}": value for name, value in trained.arrays.items()}
-                kept[f"{site.name}/logits"] = predicted.arrays["logits"]
-                kept[f"{site.name}/texts"] = np.array(trained.metrics["texts"])
-                kept[f"{site.name}/accuracy"] = np.array(node.test_scores()["accuracy"])
-                print(f"seed {seed}: {site.name} alone {float(kept[f'{site.name}/accuracy']):.3f}", flush=True)
-        kept |= {f"begin/{name}": value for name, value in begin.items()}
-        draft = CACHE / f"draft-{os.getpid()}.npz"
-        np.savez(draft, **kept)
-        draft.replace(path)
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files}
+                accuracy = node.test_scores()["accuracy"]
+            found = {f"w/{name}": value for name, value in trained.arrays.items()}
+            draft = CACHE / f"draft-{os.getpid()}.npz"
+            np.savez(draft, logits=predicted.arrays["logits"], accuracy=accuracy, **found)
+            draft.replace(path)
+            print(f"seed {seed}: {site.name} alone {accuracy:.3f}", flush=True)
+        with np.load(path) as file:
+            kept |= {f"{site.name}/{name}": file[name] for name in file.files}
+    return kept | {f"begin/{name}": value for name, value in begin.items()}
 
 
 @lru_cache(1)
