@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport bench-bytes \
-	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc clean
+	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -76,6 +76,12 @@ bench-feddrs: $(READY) ## FedDRS beside FedAvg where a site has one class; an ho
 
 bench-atc: $(READY) ## ATC's course in small, with texts from ../shared/data; table and pictures in runs/atc
 	$(BIN)/python bench/atc.py
+
+bench-poison: $(READY) ## liars among ten sites, by attack, share and rule; resumes; writes bench/poison.json
+	$(BIN)/python bench/poison.py
+
+bench-membership: $(READY) ## membership inference through predictions, with and without noise; writes bench/membership.json
+	$(BIN)/python bench/membership.py
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedstill.client.limits import Gate, check_files
+from fedstill.client.limits import check_files
 from fedstill.client.mixed import make_node
 from fedstill.client.session import Door, Session
 from fedstill.client.verbs import VERBS
@@ -36,11 +36,12 @@ def join(message: Message, context: Context) -> Message:
         door = None if facts["link"] == "messages" else _door(config, site, facts)
     except Exception as error:
         raise _told(config, context, f"site {site.name}", error) from (None if config.mixed else error)
+    greeting = node.greeting()
+    node.ledger.joined(greeting)
     if door is None:
         node.forget_work()
-        return Message(to_records({}, node.greeting()), reply_to=message)
-    gate = Gate(site, str(facts["run"]), state_root(site), node.answer)
-    session = Session(door, node.greeting(), gate.answer)
+        return Message(to_records({}, greeting), reply_to=message)
+    session = Session(door, greeting, node.answer)
     end = session.serve()
     log(INFO, "site %s: session over, %s", site.name, end)
     traffic = {"bytes_up": session.bytes_out, "bytes_down": session.bytes_in, "connections": session.connections}
@@ -64,8 +65,7 @@ def answer_message(message: Message, context: Context) -> Message:
     node.take_up()
     verb = message.metadata.message_type
     try:
-        gate = Gate(site, str(facts["run"]), state_root(site), node.answer)
-        reply = gate.answer(Ask(verb, arrays, facts["settings"]))
+        reply = node.answer(Ask(verb, arrays, facts["settings"]))
     except Exception as error:  # the coordinator leaves this site out of the step and says why
         return Message(to_records({}, {"error": f"{type(error).__name__}: {error}"}), reply_to=message)
     node.put_away(int(facts["number"]))

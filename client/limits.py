@@ -152,12 +152,8 @@ class Gate:
             write_atomically(path, json.dumps(tally))
 
     def _noted(self, ask: Ask, error: Refused) -> Refused:
-        """The refusal as the coordinator hears it, written down at the site."""
+        """The refusal as the coordinator hears it; the site's log has it too."""
         log(WARN, "site %s refuses %s of run %s: %s", self.site.name, ask.verb, self.run, error)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        said = {"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "run": self.run, "verb": ask.verb}
-        with (self.folder / "refused.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**said, "reason": str(error)}) + "\n")
         return Refused(
             f"site {self.site.name} refuses {ask.verb}: {error}. Only the site's owner can change that, in site.toml; "
             "a method that needs no such answer is in docs/METHODS.md"

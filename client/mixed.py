@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstill.client.node import Node
+from fedstill.client.secrets import draws, secret_of
 from fedstill.common import checkpoint
 from fedstill.common.bert2bert import MixedModel, load_mixed
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig
@@ -94,20 +93,9 @@ class MixedNode(Node):
         if clip > 0:
             found = clipped(found, clip)
         if noise > 0:
-            rng = np.random.default_rng([int.from_bytes(self._secret(), "big"), derive(0, *place)])
+            rng = draws(secret_of(self.folder), found, *place)
             found = found + rng.standard_normal(found.shape, np.float32) * np.float32(noise * clip)
         return found.astype(np.float16)
-
-    def _secret(self) -> bytes:
-        """Drawn once and kept at the site: the server knows the run's seed, and could take seeded noise off again."""
-        path = self.folder / "secret"
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(f".{os.getpid()}")
-            draft.touch(mode=0o600)
-            draft.write_bytes(secrets.token_bytes(16))
-            draft.replace(path)
-        return path.read_bytes()
 
 
 def make_node(config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> Node:

@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstill.client.ledger import Ledger
+from fedstill.client.limits import Gate
+from fedstill.client.privacy import Guard
 from fedstill.client.verbs import VERBS
 from fedstill.client.verbs.interactive import Pending
 from fedstill.client.verbs.mutual import Shared
@@ -23,6 +26,7 @@ from fedstill.common.learner import Batches, Learner, Practice, Rows
 from fedstill.common.maths.losses import cross_entropy
 from fedstill.common.models import load_model
 from fedstill.common.randomness import derive
+from fedstill.common.states import State
 from fedstill.common.tasks import task_scores
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
 
@@ -42,6 +46,9 @@ class Node:
         self.pending: Pending | None = None
         self.second: Shared | None = None  # a second model beside the site's own, where a method has one
         self.kept: Arrays = {}  # what verbs remember between rounds beside the model, in every checkpoint
+        self.ledger = Ledger(state_root / "ledger.jsonl", run)
+        self.guard = None if site.privacy is None else Guard(site.privacy, state_root, run)
+        self.gate = Gate(site, run, state_root, self._work)
         self._load(config, site)
 
     def _load(self, config: RunConfig, site: SiteConfig) -> None:
@@ -75,15 +82,28 @@ class Node:
         }
 
     def answer(self, ask: Ask) -> Reply:
-        """Work an Ask, drawing from the seed of its place in the run."""
+        """Work an Ask; whatever leaves the site is in its ledger before it leaves."""
+        try:
+            reply = self.gate.answer(ask)
+        except Exception as error:
+            self.ledger.refused(ask, error)
+            raise
+        self.ledger.leaves(ask, reply, reply.metrics.get("privacy"))
+        return reply
+
+    def _work(self, ask: Ask) -> Reply:
+        """Draw from the seed of the Ask's place in the run."""
         if ask.verb not in VERBS:
             raise WireError(f"this site knows no verb {ask.verb!r}; known: {', '.join(sorted(VERBS))}")
         began = time.perf_counter()
         ask = Ask(ask.verb, unpack(ask.arrays), ask.settings)
         with self.learner.at(ask.settings.get("round", 0), ask.settings.get("step", 0)):
             arrays, metrics = VERBS[ask.verb](self, ask)
+        told: State = arrays
+        if self.guard is not None:
+            told, metrics = self.guard.cover(ask, told, metrics)
         seconds = round(time.perf_counter() - began, 6)
-        return Reply(self.name, pack(arrays, self.config.exchange.predictions), {**metrics, "seconds": seconds})
+        return Reply(self.name, pack(told, self.config.exchange.predictions), {**metrics, "seconds": seconds})
 
     # --- between two plain Flower messages ---
 

@@ -110,8 +110,11 @@ class Session:
 
     def _respond(self, frame: Frame, outgoing: queue.SimpleQueue[Frame | None]) -> None:
         if frame.kind == WELCOME:
+            token = frame.facts.get("token")
+            if not isinstance(token, str) or not token:
+                raise WireError("the coordinator's welcome has no token for the next connection")
             self.connections += 1
-            self.token = str(frame.facts["token"])
+            self.token = token
             outgoing.put(Frame(READY, facts={"token": self.token}))
         elif frame.kind == ASK:
             if self._answered is None or self._answered.number != frame.number:
@@ -122,13 +125,15 @@ class Session:
             raise WireError(f"the coordinator sent a frame of kind {frame.kind}, which a site does not expect")
 
     def _work(self, frame: Frame) -> Frame:
-        ask = Ask(str(frame.facts.get("verb")), frame.arrays, dict(frame.facts.get("settings", {})))
         try:
-            reply = self.answer(ask)
+            settings = frame.facts.get("settings", {})
+            if not isinstance(settings, dict):
+                raise WireError("the settings of an Ask are not a table")
+            reply = self.answer(Ask(str(frame.facts.get("verb"))[:200], frame.arrays, settings))
             answer = Frame(REPLY, frame.number, reply.arrays, {"metrics": reply.metrics})
             check_travels(answer, self.door.limit)
         except Exception as error:  # the coordinator leaves this site out of the step and says why
-            return Frame(ERROR, frame.number, facts={"reason": f"{type(error).__name__}: {error}"})
+            return Frame(ERROR, frame.number, facts={"reason": f"{type(error).__name__}: {error}"[:2000]})
         return answer
 
     def _messages(self, outgoing: queue.SimpleQueue[Frame | None]) -> Iterator[bytes]:

@@ -218,12 +218,29 @@ class LimitsConfig(Section):
     run_files: bool = False  # whether a run may name files on this site's disk as its texts
 
 
+class PrivacyConfig(Section):
+    """Noise on the predictions that leave a site, and how much they may tell in all its runs (docs/PRIVACY.md)."""
+
+    epsilon: float = Field(gt=0)  # the budget: when it is spent the site refuses to predict
+    delta: float = Field(1e-5, gt=0, lt=1)
+    clip: float = Field(1.0, gt=0)  # the norm to which each text's logits, less their mean, are cut
+    noise_multiplier: float | None = Field(None, gt=0)  # the noise in units of 2 clip ...
+    predictions: int | None = Field(None, ge=1)  # ... or for how many predictions the budget is to last
+
+    @model_validator(mode="after")
+    def _noise_is_named(self) -> PrivacyConfig:
+        if (self.noise_multiplier is None) == (self.predictions is None):
+            raise ValueError("write either noise_multiplier, or predictions: how many the budget is to last for")
+        return self
+
+
 class SiteConfig(LearnerConfig):
     """A site: in the run's [[sites]], or in a file of its own (site.toml) that only the site reads."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     data: SiteData | None = None
     task: SiteTask | None = None
+    privacy: PrivacyConfig | None = None
     state: Path | None = None
     root_certificates: Path | None = None
     stream: str | None = None

@@ -14,6 +14,7 @@ METHOD = "/fedstill.Exchange/Session"
 CHUNK = 1 << 20
 HEAD_LIMIT = 8 << 20
 WINDOW = 8 << 20  # bytes of a stream on their way; at 100 ms there and back still 80 MB/s
+DOOR_LIMIT = 1 << 20  # of head and body of what somebody says who is not known yet
 _PREFIX = struct.Struct("<4sBQIQ")  # magic, kind, number of the Ask, length of the head, length of the body
 _MAGIC = b"FST1"
 
@@ -68,7 +69,11 @@ def cut(frame: Frame) -> Iterator[bytes]:
 
 
 def join(
-    messages: Iterable[bytes], limit: int, count: Callable[[int], None], spool: Spool | None = None
+    messages: Iterable[bytes],
+    limit: int,
+    count: Callable[[int], None],
+    spool: Spool | None = None,
+    head_limit: int = HEAD_LIMIT,
 ) -> Iterator[Frame]:
     """The frames in a stream of messages; one that is malformed or longer than `limit` raises WireError.
 
@@ -82,7 +87,7 @@ def join(
         magic, kind, number, head_length, body_length = _PREFIX.unpack_from(message)
         if magic != _MAGIC or not HELLO <= kind <= CLOSE:
             raise WireError("a message does not begin a frame of this protocol; do both sides run the same release?")
-        if head_length > HEAD_LIMIT or body_length > limit:
+        if head_length > head_limit or body_length > limit:
             raise WireError(
                 f"a frame announces {head_length + body_length:,} bytes, more than the {limit:,} allowed here; "
                 "raise exchange.max_frame_mb if that is meant"

@@ -74,6 +74,17 @@ def shapes_of(state: Mapping[str, Any]) -> Shapes:
     return {name: tuple(value.shape) for name, value in state.items()}
 
 
+def kinds_of(state: State) -> dict[str, str]:
+    """Whether each array has fractions ("f") or whole numbers ("i"), as far as that is known without making any."""
+    if isinstance(state, SpooledState):
+        return {name: _kind(place.dtype) for name, place in state.places.items()}
+    return {} if isinstance(state, LazyState) else {name: _kind(value.dtype) for name, value in state.items()}
+
+
+def _kind(dtype: Any) -> str:
+    return "f" if np.dtype(dtype).kind == "f" else "i"
+
+
 def differences(found: Shapes, wanted: Shapes) -> list[str]:
     """What is wrong with `found`, array by array; empty if names and shapes are the same."""
     wrong = [f"{name} is missing" for name in wanted if name not in found]
@@ -124,11 +135,11 @@ class SpooledState(LazyState):
     def __init__(self, file: IO[bytes], places: Mapping[str, Place]) -> None:
         # a function, no method: with a cycle the file would stay until the garbage collector finds it
         super().__init__({n: place.shape for n, place in places.items()}, lambda n: _read(file, places[n]))
-        self._file, self._places = file, places
+        self._file, self.places = file, places
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """The numbers of an array in their order; no more of it than a block is in memory."""
-        place = self._places[name]
+        place = self.places[name]
         if place.recipe:
             yield from _blocks(self[name])
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +17,14 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedstill.common.numbers import restored_shape, shorten
-from fedstill.common.states import Place, State, blocks_of, differences, shapes_of
+from fedstill.common.numbers import MOST, restored_shape, shorten
+from fedstill.common.states import Place, State, blocks_of, differences, kinds_of, shapes_of
 
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]  # JSON values: numbers, words, lists and tables of them
 
+LARGEST = 1e6  # a logit beyond it is no model's: its mean with others' would be its own
+SIDES = 32  # of an array
 DTYPES = {"float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"}
 
 
@@ -63,6 +66,7 @@ class Failure:
 
     node: str
     reason: str
+    gone: bool = False  # late or lost: it is not asked again before the next round
 
 
 def items(rows: np.ndarray) -> np.ndarray:
@@ -82,18 +86,26 @@ def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
             raise WireError(f"predictions for other items than asked, or in another order; asked: {_few(rows)}")
         if logits.shape != (len(rows), classes):
             raise WireError(f"predictions of shape {logits.shape} instead of {(len(rows), classes)}")
+        if logits.dtype.kind != "f" or (logits.size and np.abs(logits).max() > LARGEST):
+            raise WireError(f"predictions must be fractions between -{LARGEST:,.0f} and {LARGEST:,.0f}")
 
     return check
 
 
 def same_shapes(like: State) -> Callable[[Reply], None]:
-    """The check of an Ask for a model state: the same names and shapes as `like`."""
-    shapes = shapes_of(like)
+    """The check of an Ask for a model state: the same names and shapes as `like`, fractions where it has fractions."""
+    shapes, kinds = shapes_of(like), kinds_of(like)
 
     def check(reply: Reply) -> None:
         wrong = differences(shapes_of(reply.arrays), shapes)
         if wrong:
             raise WireError(f"{len(wrong)} arrays differ from the central model's: " + "; ".join(wrong[:8]))
+        found = kinds_of(reply.arrays)
+        other = [name for name, kind in kinds.items() if found.get(name, kind) != kind]
+        if other:
+            raise WireError(
+                f"array {other[0]!r} has whole numbers where fractions are wanted, or fractions for whole ones"
+            )
 
     return check
 
@@ -141,6 +153,34 @@ def check_reply(ask: Ask, reply: Reply) -> None:
         ask.check(reply)
 
 
+_WITH_LOSS = {"parameters", "ditto", "balanced", "mutual", "corrupted", "contrast"}
+_SHOWN = {"epsilon", "delta", "left", "noise_multiplier", "clip", "predictions"}
+
+
+def check_metrics(verb: str, reply: Reply, greeting: Facts) -> None:
+    """Refuse metrics that a method could not calculate with: a site may change neither its size nor the form."""
+    metrics, kind = reply.metrics, verb.partition(".")
+    if not _finite(metrics):
+        raise WireError("its metrics have NaN or infinite values")
+    if "texts" in metrics and "texts" in greeting and metrics["texts"] != greeting["texts"]:
+        raise WireError(f"it joined with {greeting['texts']} texts and now says {str(metrics['texts'])[:40]}")
+    needed = ["texts"] if verb == "query.predictions" else []
+    needed += ["loss"] if kind[0] == "train" and kind[2] in _WITH_LOSS else []
+    for name in {"seconds", "loss", "texts"} & {*metrics, *needed}:
+        if isinstance(metrics.get(name), bool) or not isinstance(metrics.get(name), int | float):
+            raise WireError(f"its metric {name!r} is missing or no number")
+    said = metrics.get("privacy", {})
+    if not isinstance(said, dict) or not all(n in _SHOWN and isinstance(v, int | float) for n, v in said.items()):
+        raise WireError("what it says of its privacy is not a table of numbers")
+
+
+def _finite(value: Any) -> bool:
+    """Whether all numbers in a JSON value are finite."""
+    if isinstance(value, dict | list):
+        return all(_finite(one) for one in (value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _few(ids: np.ndarray) -> str:
     flat = ids.ravel()
     return f"{flat[:5].tolist()}{'...' if flat.size > 5 else ''} ({flat.size} items)"
@@ -172,38 +212,53 @@ def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
     try:
         facts = json.loads(head)
         described = [
-            (str(n), str(d), tuple(int(s) for s in shape), tuple(recipe[0]) if recipe else ())
+            (str(n), str(d), _sides(shape), tuple(recipe[0]) if recipe else ())
             for n, d, shape, *recipe in facts.pop("arrays")
         ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WireError(f"the head of a frame cannot be read: {type(error).__name__}") from None
     places: dict[str, Place] = {}
-    at = 0
+    at = told = 0
     for name, dtype, shape, recipe in described:
-        if dtype not in DTYPES or any(side < 0 for side in shape):
-            raise WireError(f"array {name!r} is described as {dtype} {shape}, which does not travel")
+        if dtype not in DTYPES or name in places or any(side < 0 for side in shape):
+            raise WireError(
+                f"array {name[:80]!r} is described as {dtype[:20]} {shape}, which does not travel, or twice"
+            )
         count = 1
         for side in shape:
             count *= side
+        if count == 0 and math.prod(side or 1 for side in shape) >= 1 << 48:
+            raise WireError(f"array {name[:80]!r} has a shape that no array can have")
         size = count * np.dtype(dtype).itemsize
         if at + size > length:
-            raise WireError(f"array {name!r} is longer than its frame")
+            raise WireError(f"array {name[:80]!r} is longer than its frame")
         try:
             places[name] = Place(dtype, restored_shape(dtype, shape, recipe) if recipe else shape, count, at, recipe)
-        except ValueError as error:
-            raise WireError(f"array {name!r}: {error}") from None
+        except (ValueError, TypeError) as error:
+            raise WireError(f"array {name[:80]!r}: {str(error)[:500]}") from None
+        told += places[name].shape[0] if recipe and recipe[0] == "range" else 0
+        if told > MOST:  # a few bytes stand for a range: many of them would fill the memory
+            raise WireError(f"the ranges of a frame stand for more than {MOST:,} numbers")
         at += size
     if at != length:
         raise WireError(f"a frame has {length - at} bytes that no array describes")
     return places, facts
 
 
+def _sides(shape: Any) -> tuple[int, ...]:
+    """A shape that came over the wire, if it is one."""
+    if not isinstance(shape, list) or len(shape) > SIDES:
+        raise ValueError
+    if any(type(side) is not int or abs(side) >= 1 << 48 for side in shape):
+        raise ValueError
+    return tuple(shape)
+
+
 def _view(body: memoryview, name: str, place: Place) -> np.ndarray:
-    found = np.frombuffer(body, place.dtype, place.count, place.start)
     try:
-        return place.made_of(found)
-    except ValueError as error:
-        raise WireError(f"array {name!r}: {error}") from None
+        return place.made_of(np.frombuffer(body, place.dtype, place.count, place.start))
+    except (ValueError, OverflowError, MemoryError) as error:
+        raise WireError(f"array {name[:80]!r}: {str(error)[:500]}") from None
 
 
 # --- Flower's records ----------------------------------------------------------------------------------------------

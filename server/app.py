@@ -24,6 +24,15 @@ from fedstill.server.student import Student
 from fedstill.strategies import find_method
 
 app = ServerApp()
+GREETING: dict[str, type] = {  # what a site says of itself, and how
+    "family": str,
+    "model": str,
+    "parameters": int,
+    "travelling": int,
+    "texts": int,
+    "public_texts": int,
+    "rounds": list,
+}
 
 
 @app.main()
@@ -67,6 +76,11 @@ def admission(config: RunConfig, student: Student) -> Callable[[Facts], str | No
 
     def admit(facts: Facts) -> str | None:
         name = facts.get("name")
+        wrong = [key for key, kind in GREETING.items() if not isinstance(facts.get(key, kind()), kind)]
+        if wrong or not isinstance(name, str) or facts.get("texts", 0) < 0:
+            return f"what the site says of itself cannot be read: {', '.join(wrong) or 'name or texts'}"
+        if not all(type(number) is int for number in facts.get("rounds", [])):
+            return "what the site says of itself cannot be read: rounds"
         if known and name not in known:
             return f"site {name!r} is not in this run; its sites are: {', '.join(sorted(known))}"
         if facts.get("labels") != labels:

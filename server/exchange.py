@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import queue
+import re
 import secrets
 import threading
 import time
@@ -19,6 +20,7 @@ import grpc
 from fedstill.common.frames import (
     ASK,
     CLOSE,
+    DOOR_LIMIT,
     ERROR,
     HELLO,
     METHOD,
@@ -36,6 +38,9 @@ from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
 from fedstill.server.memory import give_back, one_heap
 
 Outbox = queue.SimpleQueue[Frame | None]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # as SiteConfig has it: a name may become a folder
+GREETING = 20.0  # seconds in which whoever calls must say who it is: a stream holds a thread
+MOST_NOTICES = 1000  # refusals that are written down: whoever may call could else fill the disk
 
 
 class ExchangeError(RuntimeError):
@@ -55,6 +60,7 @@ class Seat:
     unanswered: Frame | None = None
     lost_at: float | None = None
     dead: str | None = None
+    anew: bool = False  # its process is another than the one that joined, and knows nothing of the run yet
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -84,6 +90,7 @@ class Exchange:
         self._arrivals: queue.SimpleQueue[tuple[Seat, Frame]] = queue.SimpleQueue()
         self._seated = threading.Condition(self._lock)
         self._number = 0
+        self._refusals = 0
         self._closed = False
         one_heap()
         # a stream holds a thread for life, and a site may return before its old stream is noticed dead
@@ -140,19 +147,49 @@ class Exchange:
             for seat in seats:
                 seat.dead = reason
 
+    def returned(self) -> dict[str, Facts]:
+        """The sites that began anew since this was last asked, with what they say of themselves; they are in again."""
+        with self._lock:
+            seats = [seat for seat in self.by_name.values() if seat.anew]
+            for seat in seats:
+                seat.anew = False
+        return {seat.name: seat.greeting for seat in seats}
+
+    def _refused(self, facts: Facts) -> None:
+        self._refusals += 1
+        if self._refusals <= MOST_NOTICES:
+            last = {"note": "no more refusals are written down"} if self._refusals == MOST_NOTICES else {}
+            self.notice("refused", {**facts, **last})
+
+    def _why_not(self, seat: Seat, facts: Facts) -> str | None:
+        """Why the holder of a good token is not let in under the name that it gives."""
+        name = facts.get("name")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            return "a site's name has letters, digits, _ . and - only, 64 of them at most"
+        if seat.name:
+            return None if seat.name == name else f"this token is another site's than {name}'s"
+        reason = self.admit(facts)
+        if reason is not None:
+            return reason
+        with self._lock:
+            other = self.by_name.get(name)
+            taken = other is not None and other.dead is None and other.outbox is not None
+            if taken and other is not None and other.node_id != seat.node_id:
+                return f"site {name} is here already: give every site a name of its own"
+        return None
+
     def _take_seat(self, hello: Frame, context: grpc.ServicerContext) -> tuple[Seat, str]:
         """The seat of the site that says HELLO and the token for its next connection, or an end to the call."""
         token, facts = str(hello.facts.get("token", "")), {k: v for k, v in hello.facts.items() if k != "token"}
         with self._lock:
             seat = self._by_token.get(_digest(token))
         if hello.kind != HELLO or seat is None:
-            self.notice("refused", {"reason": "unknown or spent token", "peer": context.peer()})
+            self._refused({"reason": "unknown or spent token", "peer": context.peer()})
             _abort(context, grpc.StatusCode.UNAUTHENTICATED, "this token is unknown or spent; it is given in the join")
-        if not seat.name:
-            reason = self.admit(facts)
-            if reason is not None:
-                self.notice("refused", {"site": facts.get("name"), "reason": reason})
-                _abort(context, grpc.StatusCode.FAILED_PRECONDITION, reason)
+        reason = self._why_not(seat, facts)
+        if reason is not None:
+            self._refused({"site": str(facts.get("name"))[:64], "reason": reason[:2000]})
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, reason[:2000])
         successor = secrets.token_urlsafe(32)
         with self._seated:
             if seat.offered is not None and _digest(token) == seat.offered:
@@ -164,9 +201,21 @@ class Exchange:
             self._by_token[seat.offered] = seat
             if not seat.name:
                 seat.name, seat.greeting = str(facts["name"]), facts
+                self._follow(self.by_name.get(seat.name), seat)
                 self.by_name[seat.name] = seat
             self._seated.notify_all()
         return seat, successor
+
+    def _follow(self, old: Seat | None, seat: Seat) -> None:
+        """A site that was here before has begun anew: its old seat and tokens are void, what it owed is lost."""
+        if old is None:
+            return
+        seat.anew, seat.bytes_up, seat.bytes_down = True, old.bytes_up, old.bytes_down
+        old.dead = "it began anew and knows nothing of this step"
+        for token in (old.current, old.offered):
+            self._by_token.pop(token or "", None)
+        if old.outbox is not None:
+            old.outbox.put(None)
 
     # --- one stream ---
 
@@ -181,14 +230,19 @@ class Exchange:
                 seat.bytes_up += size
 
         seat: Seat | None = None
-        frames = join(requests, self.limit, count, self.spool)
+        silence = threading.Timer(GREETING, context.cancel)
+        silence.daemon = True
+        silence.start()
         try:
-            hello = next(frames)
+            hello = next(join(requests, min(self.limit, DOOR_LIMIT), count, head_limit=DOOR_LIMIT))
         except WireError as error:
-            self.notice("refused", {"reason": str(error), "peer": context.peer()})
+            self._refused({"reason": str(error), "peer": context.peer()})
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except StopIteration:
             return
+        finally:
+            silence.cancel()
+        frames = join(requests, self.limit, count, self.spool)
         taken, successor = self._take_seat(hello, context)
         seat = taken
         seat.bytes_up += early
@@ -233,7 +287,7 @@ class Exchange:
                 else:
                     raise WireError(f"a site may not send a frame of kind {frame.kind}")
         except WireError as error:
-            self.notice("refused", {"site": seat.name, "reason": str(error)})
+            self._refused({"site": seat.name, "reason": str(error)})
             refusal.append(str(error))
         except Exception:  # gRPC raises a bare Exception when the call ends under its reader
             pass
@@ -261,8 +315,8 @@ class Exchange:
         waiting = {name: self.by_name[name] for name in parts}
         for name, seat in waiting.items():
             with self._lock:
-                seat.unanswered = frames[name]
-                if seat.outbox is not None:
+                seat.unanswered = None if seat.anew else frames[name]
+                if seat.outbox is not None and not seat.anew:
                     seat.outbox.put(frames[name])
         end = time.monotonic() + deadline
         while waiting:
@@ -271,12 +325,13 @@ class Exchange:
                 if reason is not None:
                     with self._lock:
                         waiting.pop(name).unanswered = None
-                    yield Failure(name, reason)
+                    yield Failure(name, reason, gone=True)
             if not waiting:
                 return
             with contextlib.suppress(queue.Empty):
                 seat, frame = self._arrivals.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
-                if frame.number == self._number and waiting.pop(seat.name, None) is not None:
+                if frame.number == self._number and waiting.get(seat.name) is seat:
+                    del waiting[seat.name]
                     if isinstance(frame.arrays, LazyState):
                         give_back()  # what its messages took on their way to the disk
                     yield _outcome(seat.name, frame)
@@ -285,6 +340,8 @@ class Exchange:
         now = time.monotonic()
         if seat.dead is not None:
             return seat.dead
+        if seat.anew:
+            return "it began anew and is let in again at the next round"
         if seat.outbox is None and seat.lost_at is not None and now - seat.lost_at > self.patience:
             return f"its connection broke and it did not come back within {self.patience:.0f} s"
         return f"no answer within {deadline:.0f} s" if now >= end else None
@@ -314,7 +371,7 @@ def _outcome(name: str, frame: Frame) -> Reply | Failure:
 
 
 def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, reason: str) -> NoReturn:

@@ -33,6 +33,10 @@ class Link(ABC):
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         """Put each named site its part of an Ask; yield the answers as they come."""
 
+    def returned(self) -> dict[str, Facts]:
+        """The sites that began anew since this was last asked, and what they say of themselves."""
+        return {}
+
     @abstractmethod
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Bytes up and down of each site so far."""
@@ -188,17 +192,33 @@ class StreamLink(FlowerLink):
             self.node_of = {name: seat.node_id for name, seat in seats.items()}
             return {name: seat.greeting for name, seat in seats.items()}
 
-        self._wait_for_joins(lambda node: {**door, "token": self.exchange.issue_token(node)}, joined)
+        self._told: Callable[[int], Facts] = lambda node: {**door, "token": self.exchange.issue_token(node)}
+        self._wait_for_joins(self._told, joined)
         self._watched_at = time.monotonic()
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         if time.monotonic() - self._watched_at > 10:
-            self._watched_at = time.monotonic()
-            for _ in self._pull_joins():
-                pass
-            for node, reason in self._errors.items():
-                self.exchange.give_up(node, reason)
+            self._watch()
         yield from self.exchange.deliver(parts, deadline)
+
+    def _watch(self) -> None:
+        """Give up sites whose session Flower says is over."""
+        self._watched_at = time.monotonic()
+        for _ in self._pull_joins():
+            pass
+        for node, reason in self._errors.items():
+            self.exchange.give_up(node, reason)
+
+    def returned(self) -> dict[str, Facts]:
+        """As every link; those that were given up, and whoever came meanwhile, are invited once more."""
+        self._watch()
+        self._invited -= set(self._errors)
+        self._errors.clear()
+        self._invite(self._told)
+        found = {name: facts for name, facts in self.exchange.returned().items() if name in self.sites}
+        self.sites.update(found)
+        self.node_of.update({name: self.exchange.by_name[name].node_id for name in found})
+        return found
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         return self.exchange.traffic()
@@ -242,7 +262,7 @@ class MessageLink(FlowerLink):
                 yield self._outcome(name, message)
             if waiting and time.monotonic() > end:
                 for name in waiting.values():
-                    yield Failure(name, f"no answer within {deadline:.0f} s")
+                    yield Failure(name, f"no answer within {deadline:.0f} s", gone=True)
                 return
             if waiting:
                 time.sleep(POLL / 4)

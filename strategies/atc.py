@@ -202,6 +202,10 @@ class ATC(Method):
 
     # --- checkpoints ---
 
+    def began_anew(self, site: str) -> None:
+        """It is sent everything that is shared."""
+        self.stale[site] = frozenset(GROUPS)
+
     def state(self) -> dict[str, np.ndarray]:
         """Every w_n, what each site holds of it, the neighbours and the synthetic set."""
         names = list(self.link.sites)

@@ -18,7 +18,7 @@ from fedstill.common.coding import pack, unpack
 from fedstill.common.config import RunConfig, Section
 from fedstill.common.learner import Practice
 from fedstill.common.randomness import derive
-from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, check_reply, to_records
+from fedstill.common.wire import Ask, Facts, Failure, Reply, check_metrics, check_reply, to_records
 from fedstill.server.link import Link
 from fedstill.server.record import Record
 from fedstill.server.spending import Spending
@@ -81,6 +81,7 @@ class Method(Strategy):
     parameters: ClassVar[type[Params]] = Params
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}
     needs_same_models: ClassVar[bool] = False
+    _holders: frozenset[str] = frozenset()  # sites that hold what the method would send them
     any_task: ClassVar[bool] = False  # whether sites may have different tasks (task.name = "mixed")
 
     def __init__(self, params: Params, config: RunConfig, student: Student, record: Record) -> None:
@@ -95,7 +96,10 @@ class Method(Strategy):
         self.alone: dict[str, Facts] = {}
         self.centralized: Facts | None = None
         self.spending = Spending()
+        self.privacy: dict[str, Facts] = {}  # what each site that adds noise says that it has spent
         self._number = self._step = 0
+        self._left: dict[str, str] = {}  # sites that were late or lost in this round, and why
+        self._away: dict[str, str] = {}  # those that have not been heard of since
         self._phase = "start"
         self._link: Link | None = None
 
@@ -111,6 +115,10 @@ class Method(Strategy):
 
     def load_state(self, arrays: dict[str, np.ndarray]) -> None:
         """Take up what `state` gave."""
+
+    def began_anew(self, site: str) -> None:
+        """A site's process is another than before: it holds at most what its own last checkpoint has."""
+        self._holders = self._holders - {site}
 
     # --- what a method uses ---
 
@@ -168,6 +176,8 @@ class Method(Strategy):
             self._evaluate(number)
             self.record.event("round_finished", round=number, rounds=self.config.rounds, metrics=metrics,
                               central=self._central(), sites=self._after())  # fmt: skip
+            if self.privacy:
+                self.record.event("privacy", round=number, sites=self.privacy)
             self._account(began)
             began = time.perf_counter()
             self._checkpoint(number)
@@ -176,12 +186,25 @@ class Method(Strategy):
 
     def _begin(self, number: int) -> None:
         self._number, self._step = number, 0
+        self._left.clear()
+        self._let_in()
         self.student.begin_round(number)
         names = list(self.link.sites)
         count = max(1, round(self.p.participation * len(names))) if number else len(names)
         rng = np.random.default_rng(derive(self.config.seed, "participants", number))
         chosen = set(rng.permutation(len(names))[:count].tolist())
         self.participants = tuple(name for place, name in enumerate(names) if place in chosen)
+
+    def _let_in(self) -> None:
+        """Sites whose process began anew take up their own last checkpoint; without one they start with a new model."""
+        for name, facts in self.link.returned().items():
+            held = [number for number in facts.get("rounds", []) if number < self._number]
+            self._away.setdefault(name, "it began anew")
+            self.began_anew(name)
+            if held:
+                self.ask(Ask("query.restore", settings={"number": max(held)}, to=(name,)), quorum=False)
+            else:
+                self.record.event("site_reset", site=name, round=self._number, reason="it holds no checkpoint")
 
     def _drive(self, steps: Round) -> Facts:
         try:
@@ -197,13 +220,14 @@ class Method(Strategy):
     def ask(self, ask: Ask, quorum: bool = True) -> list[Reply]:
         """Put an Ask to its sites; the usable Replies in the run's order. Too few of them end the run."""
         names = self.participants if ask.to is None else ask.to
+        asked = [name for name in names if name not in self._left]
         self._spend_central()
         self._phase = PHASES.get(ask.verb, self._phase)
         before, began = self.link.traffic(), time.perf_counter()
         place = {"round": self._number, "step": self._step}
         self._step += 1
         coded = replace(ask, arrays=pack(ask.arrays, self.config.exchange.predictions))
-        parts = {name: coded.part_for(name) for name in names}
+        parts = {name: coded.part_for(name) for name in asked}
         parts = {name: Ask(part.verb, part.arrays, {**part.settings, **place}) for name, part in parts.items()}
         replies = dict(self._usable(ask, self.link.deliver(parts, self._deadline(ask.verb))))
         wall = time.perf_counter() - began
@@ -219,16 +243,28 @@ class Method(Strategy):
     def _usable(self, ask: Ask, outcomes: Iterable[Reply | Failure]) -> Iterable[tuple[str, Reply]]:
         for outcome in outcomes:
             reason = outcome.reason if isinstance(outcome, Failure) else None
+            if isinstance(outcome, Failure) and outcome.gone:
+                self._left[outcome.node] = self._away[outcome.node] = outcome.reason
             if isinstance(outcome, Reply):
                 try:
                     reply = replace(outcome, arrays=unpack(outcome.arrays))
+                    check_metrics(ask.verb, reply, self.link.sites[reply.node])
                     check_reply(ask, reply)
-                except WireError as error:
+                except (ValueError, OverflowError) as error:
                     reason = str(error)
                 else:
+                    self._heard(reply)
                     yield outcome.node, reply
             if reason is not None:
                 self.record.event("left_out", site=outcome.node, round=self._number, verb=ask.verb, reason=reason)
+
+    def _heard(self, reply: Reply) -> None:
+        """Say that a site is back, and keep what it says of its privacy budget."""
+        if reply.node in self._away:
+            missed = self._away.pop(reply.node)
+            self.record.event("readmitted", site=reply.node, round=self._number, missed=missed)
+        if "privacy" in reply.metrics:
+            self.privacy[reply.node] = reply.metrics["privacy"]
 
     def _quorum(self, asked: int) -> int:
         quorum = self.config.exchange.quorum
@@ -303,6 +339,7 @@ class Method(Strategy):
                 "after": after.get(name),
                 **self.spending.site(name),
                 "formula": self._formula(facts),
+                **({"privacy": self.privacy[name]} if name in self.privacy else {}),
             }
             for name, facts in self.link.sites.items()
         }
@@ -364,7 +401,8 @@ class Method(Strategy):
     # --- checkpoints ---
 
     def _checkpoint(self, number: int) -> None:
-        """Sites first, so that whatever the server holds, they hold too."""
+        """Sites first, so that whatever the server holds, they hold too; whoever was late may be there by now."""
+        self._left.clear()
         self.ask(Ask("query.save", settings={"number": number}, to=tuple(self.link.sites)))
         arrays = {f"central/{name}": value for name, value in self.student.learner.state(copy=False).items()}
         arrays.update({f"method/{name}": value for name, value in self.state().items()})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from fedstill.strategies.base import Method, Params, Round
+from fedstill.strategies.predicting import mean_loss
 
 PRESETS = {"paper": {}, "authors_code": {"optimizer_state": "fresh", "schedule": "call"}}
 
@@ -22,7 +21,7 @@ class Isolated(Method):
 
     def round(self, number: int) -> Round:
         replies = yield self.local_training()
-        return {"loss": float(np.mean([r.metrics["loss"] for r in replies]))}
+        return {"loss": mean_loss(replies)}
 
 
 class Centralized(Method):

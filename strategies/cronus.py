@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from fedstill.common.maths.robust import Aggregation
 from fedstill.common.wire import Ask
 from fedstill.strategies.base import Round
-from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, names
+from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, mean_loss, names
 
 
 class CronusParams(EnsembleParams):
@@ -43,5 +42,5 @@ class Cronus(EnsembleMethod):
         trained = yield Ask("train.distil", {"rows": rows, "targets": y}, settings, to=names(replies))  # step 4
         return {
             "loss": self.distil_at_server(rows, y, "soft"),
-            "site_loss": float(np.mean([r.metrics["loss"] for r in trained])),
+            "site_loss": mean_loss(trained),
         }

@@ -27,7 +27,6 @@ class FedDF(EnsembleMethod):
         "authors_code": {"optimizer_state": "fresh", "schedule": "call"},
     }
     p: EnsembleParams
-    _holders: frozenset[str] = frozenset()  # sites whose model is their prototype as it is now
 
     @cached_property
     def prototypes(self) -> dict[str, Student]:

@@ -37,7 +37,6 @@ class FedKDMutual(Method):
         "feddrs": {"svd": False, "local_epochs": 5, "participation": 0.8},
     }
     p: FedKDMutualParams
-    _holders: frozenset[str] = frozenset()  # sites whose shared model is the central one as it is now
 
     def round(self, number: int) -> Round:
         shared = self.student.weights()

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedstill.common.maths.ensemble import softmax
 from fedstill.common.randomness import derive
 from fedstill.strategies.base import Round
-from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, names
+from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, mean_loss, names
 
 
 class FedMDParams(EnsembleParams):
@@ -46,7 +46,7 @@ class FedMD(EnsembleMethod):
         revisited = yield replace(self.local_training(), to=names(digested))  # revisit
         return {
             "loss": self.distil_at_server(rows, targets, self.p.loss),
-            "site_loss": float(np.mean([r.metrics["loss"] for r in revisited])),
+            "site_loss": mean_loss(revisited),
         }
 
     def _subset(self, number: int) -> np.ndarray:

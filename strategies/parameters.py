@@ -31,7 +31,6 @@ class ParameterMethod(Method):
     any_task = True
     verb: ClassVar[str] = "train.parameters"
     p: ParameterParams
-    _holders: frozenset[str] = frozenset()  # sites whose shared part is the server's for them as it is now
 
     def site_settings(self) -> Facts:
         """What a site is told beside its epochs."""

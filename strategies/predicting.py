@@ -72,6 +72,12 @@ class EnsembleMethod(PredictingMethod):
         return combine(said, self.site_weights(replies), self.p.aggregation, probabilities=True)
 
 
+def mean_loss(replies: list[Reply]) -> float | None:
+    """The mean of the sites' losses, among those that tell theirs."""
+    losses = [float(r.metrics["loss"]) for r in replies if "loss" in r.metrics]
+    return float(np.mean(losses)) if losses else None
+
+
 def names(replies: list[Reply]) -> tuple[str, ...]:
     """Who answered."""
     return tuple(r.node for r in replies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from fedstill.client.node import Node
 
 
+MODEL = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
 @verb("query.scores")
 def scores(node: Node, ask: Ask) -> Answer:
     """s_k(x) of the public rows, by a regression of the private texts against other public ones; noise if asked."""
@@ -24,6 +28,10 @@ def scores(node: Node, ask: Ask) -> Answer:
     if not len(others) or not len(node.private):
         raise WireError("scores need private texts and negatives")
     told = ask.settings
+    if not MODEL.fullmatch(str(told["extractor"])):
+        raise WireError(
+            f"extractor {str(told['extractor'])[:80]!r}: the server may name a model, not a folder of this site"
+        )
     length, keep = node.config.train.max_length, node.config.train.keep
     settings = ModelConfig(name=str(told["extractor"]), max_length=length, keep=keep, device=node.site.device)
     extractor = load_model(settings, node.task, seed=0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedstill.common.maths.ensemble import Matrix, mean_predictions
 
-Aggregation = Literal["mean", "median", "trimmed", "cronus"]
+Aggregation = Literal["mean", "median", "trimmed", "cronus", "krum"]
 Stack = NDArray[np.float32]
 
 SPREAD = 1.4826  # times the median distance from the median is the standard deviation of a normal sample
@@ -79,4 +79,31 @@ def cronus_filter(stack: Stack, bound: float = 4.0) -> NDArray[np.bool_]:
     return kept.T
 
 
-RULES: dict[str, Callable[[Stack], Matrix]] = {"median": median, "trimmed": trimmed_mean, "cronus": cronus}
+def krum(stack: Stack, liars: int | None = None) -> Matrix:
+    """The mean of the sites whose predictions of all texts are nearest to their neighbours' (Blanchard et al. 2017)."""
+    scores = krum_scores(stack, liars)
+    lied = _liars(len(stack), liars)
+    kept = np.sort(np.argsort(scores, kind="stable")[: len(stack) - lied])
+    return np.asarray(stack[kept].mean(axis=0, dtype=np.float64), np.float32)
+
+
+def krum_scores(stack: Stack, liars: int | None = None) -> NDArray[np.float64]:
+    """Of each site the sum of squared distances to its n - f - 2 nearest, f being how many may lie."""
+    flat = stack.reshape(len(stack), -1).astype(np.float64)
+    distances = ((flat[:, None] - flat[None]) ** 2).sum(axis=-1)
+    near = max(1, len(stack) - _liars(len(stack), liars) - 2)
+    return np.asarray(np.sort(distances, axis=1)[:, 1 : near + 1].sum(axis=1))
+
+
+def _liars(sites: int, liars: int | None) -> int:
+    """As many as Krum can stand: fewer than half by one and a half."""
+    most = max(0, (sites - 3) // 2)
+    return most if liars is None else min(liars, most)
+
+
+RULES: dict[str, Callable[[Stack], Matrix]] = {
+    "median": median,
+    "trimmed": trimmed_mean,
+    "cronus": cronus,
+    "krum": krum,
+}

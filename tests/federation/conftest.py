@@ -67,6 +67,11 @@ class ExchangeLink(Link):
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         return self.exchange.deliver(parts, deadline)
 
+    def returned(self) -> dict[str, Facts]:
+        found = self.exchange.returned()
+        self.sites.update(found)
+        return found
+
     def traffic(self) -> dict[str, tuple[int, int]]:
         return self.exchange.traffic()
 

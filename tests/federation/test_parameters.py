@@ -114,6 +114,13 @@ def answer_with(made: Federation, states: dict[str, Callable[[str, np.ndarray], 
 
     for node in made.nodes:
         spoil(node, change(node))
+        _joins_with(node, texts)
+
+
+def _joins_with(node: Node, texts: int) -> None:
+    """A site says its size when it joins, and may not say another one later."""
+    greeting = node.greeting()
+    node.greeting = lambda: {**greeting, "texts": texts}  # type: ignore[method-assign]
 
 
 def shifted(by: float) -> Callable[[str, np.ndarray], np.ndarray]:
@@ -129,6 +136,7 @@ def test_fedavg_of_two_hand_made_models(make: Any) -> None:
     answer_with(made, {"north": lambda n, v: np.full_like(v, 2), "south": lambda n, v: np.full_like(v, 6)})
     honest = made.nodes[0].answer
     made.nodes[0].answer = lambda ask: _with_texts(honest(ask), 24)  # 24 texts at north, 8 at south
+    _joins_with(made.nodes[0], 24)
     made.run()
     for name, value in made.student.weights().items():
         expected = (24 * 2 + 8 * 6) / 32 if began[name].dtype.kind == "f" else 2

@@ -73,13 +73,22 @@ def test_an_answer_that_holds_more_than_its_verb_should_is_kept_back(tmp_path: P
         gate(tmp_path, sly, leave=["predictions"]).answer(Ask("evaluate.test"))
 
 
-def test_a_refusal_is_written_down_at_the_site(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"limits\.verbs has only query\.predictions"):
-        gate(tmp_path, never, verbs=["query.predictions"]).answer(Ask("evaluate.test"))
-    [line] = (tmp_path / "refused.jsonl").read_text().splitlines()
-    noted = json.loads(line)
-    assert (noted["run"], noted["verb"]) == ("run", "evaluate.test")
-    assert "limits.verbs" in noted["reason"]
+def test_a_refusal_is_in_the_ledger_and_nothing_that_was_kept_back(
+    small: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = small()
+    limits = LimitsConfig(verbs=["query.predictions", "query.counts"], leave=["predictions"])
+    node = Node(config, config.sites[0].model_copy(update={"limits": limits}), "run", tmp_path)
+    for verb in ("evaluate.test", "query.counts"):
+        with pytest.raises(Refused, match=r"limits\.(verbs has only query\.predictions|leave has only predictions)"):
+            node.answer(Ask(verb))
+    node.answer(Ask("query.predictions", {"rows": ROWS}))
+    noted = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert [line["verb"] for line in noted] == ["evaluate.test", "query.counts", "query.predictions"]
+    assert "limits.verbs" in noted[0]["refused"]
+    assert "limits.leave" in noted[1]["refused"]
+    assert "arrays" not in noted[1]
+    assert noted[2]["arrays"]["logits"]["shape"] == [4, 2]
 
 
 def test_bytes_are_counted_by_run_and_by_day_and_outlive_the_process(tmp_path: Path) -> None:

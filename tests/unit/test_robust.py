@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.common.maths.ensemble import by_class, mean_predictions
-from fedstill.common.maths.robust import RULES, Aggregation, combine, cronus, cronus_filter, median, trimmed_mean
+from fedstill.common.maths.robust import (
+    RULES,
+    Aggregation,
+    combine,
+    cronus,
+    cronus_filter,
+    krum,
+    krum_scores,
+    median,
+    trimmed_mean,
+)
 
 # five sites, one text, two classes; the last one lies
 SAID = np.array([[[0.70, 0.30]], [[0.80, 0.20]], [[0.75, 0.25]], [[0.65, 0.35]], [[0.0, 1.0]]], np.float32)
@@ -19,7 +29,7 @@ def test_the_mean_follows_the_weights_and_the_other_rules_count_every_site_once(
     said = {"a": np.array([[1.0, 3.0]], np.float32), "b": np.array([[5.0, -1.0]], np.float32)}
     weights = {"a": 0.25, "b": 0.75}
     assert combine(said, weights).tolist() == [[4.0, 0.0]]
-    rules: list[Aggregation] = ["median", "trimmed", "cronus"]  # of two sites nobody is the odd one out
+    rules: list[Aggregation] = ["median", "trimmed", "cronus", "krum"]  # of two sites nobody is the odd one out
     assert all(combine(said, weights, rule).tolist() == [[3.0, 1.0]] for rule in rules)
 
 
@@ -51,6 +61,19 @@ def test_cronus_drops_two_who_lie_alike_but_never_a_majority() -> None:
     most = np.array([[[0.0, 1.0]], [[1.0, 0.0]], [[1.0, 0.0]]], np.float32)
     assert cronus_filter(most)[:, 0].tolist() == [False, True, True]
     assert cronus_filter(most[:2]).all()
+
+
+def test_krum_by_hand() -> None:
+    # one text, one class: 0, 1, 2, 4 and 100; one may lie, so that each counts its 5 - 1 - 2 = 2 nearest
+    stack = np.array([0.0, 1.0, 2.0, 4.0, 100.0], np.float32)[:, None, None]
+    assert krum_scores(stack).tolist() == [1 + 4, 1 + 1, 1 + 4, 4 + 9, 96**2 + 98**2]
+    assert krum(stack).tolist() == [[(0 + 1 + 2 + 4) / 4]]  # all but the one that may lie, the farthest
+    assert np.allclose(krum(stack, liars=0), [[21.4]])
+    # a site is judged by all texts together: the liar is honest on the first
+    both = np.concatenate([np.ones_like(stack), stack], axis=1)
+    assert krum(both).tolist() == [[1.0], [1.75]]
+    seven = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 50.0], np.float32)[:, None, None]  # two who agree with each other
+    assert krum(seven).tolist() == [[2.0]]
 
 
 def test_each_text_is_filtered_by_itself() -> None:

@@ -1,0 +1,56 @@
+"""What left the site: one line for every Reply, in the site's own state folder, written before the Reply is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedstill.common.wire import Ask, Facts, Reply, size_of
+
+
+class LedgerError(RuntimeError):
+    """The ledger cannot be written, so that nothing may leave; the text names the file."""
+
+
+class Ledger:
+    """`ledger.jsonl`, append-only, across all runs of a site."""
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.path, self.run = path, run
+
+    def joined(self, greeting: Facts) -> None:
+        """The site says who it is."""
+        self._write({"verb": "join", "says": greeting, "bytes": size_of({}, greeting)})
+
+    def leaves(self, ask: Ask, reply: Reply, privacy: Facts | None = None) -> None:
+        """A Reply is about to leave: its arrays by shape and bytes, its metrics as they are, the budget after it."""
+        arrays = {
+            name: {"type": value.dtype.name, "shape": list(value.shape), "bytes": value.nbytes}
+            for name, value in reply.arrays.items()
+        }
+        size = size_of(reply.arrays, {"metrics": reply.metrics})
+        self._write({**_place(ask), "arrays": arrays, "metrics": reply.metrics, "bytes": size, "privacy": privacy})
+
+    def refused(self, ask: Ask, error: Exception) -> None:
+        """An Ask is not answered; the reason leaves the site, and nothing else."""
+        reason = f"{type(error).__name__}: {error}"[:2000]
+        self._write({**_place(ask), "refused": reason, "bytes": size_of({}, {"reason": reason})})
+
+    def _write(self, facts: Facts) -> None:
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "run": self.run, **facts}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(handle, "ab") as file:  # one write, so that two runs at a time do not mix their lines
+                file.write(json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n")
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path}: cannot be written ({error.strerror}), and nothing leaves this site without its line; "
+                "free some space or check the folder's permissions"
+            ) from None
+
+
+def _place(ask: Ask) -> Facts:
+    return {"verb": ask.verb, "round": ask.settings.get("round"), "step": ask.settings.get("step")}
