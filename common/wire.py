@@ -297,11 +297,6 @@ def size_of(arrays: State, facts: Facts) -> int:
     return len(head) + sum(len(buffer) for buffer in buffers)
 
 
-def payload(arrays: State) -> int:
-    """How many of them are the arrays' own."""
-    return sum(len(buffer) for buffer in encode(arrays, {})[1])
-
-
 def chunks(head: bytes, buffers: list[memoryview], prefix: bytes, size: int) -> Iterator[bytes]:
     """Cut the buffers into messages of `size` bytes, prefix and head on top of the first, copying each byte once."""
     pending: list[bytes | memoryview] = [prefix, head]

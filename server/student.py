@@ -85,17 +85,8 @@ class Student:
 
     def fit_labelled(self, epochs: int, practice: Practice) -> float:
         """Epochs of CE on the server's labelled texts; the last epoch's mean loss."""
-        labels = self.labels.to(self.learner.model.device)
         with self._next_place():
-            losses = self.learner.fit(
-                self.labelled,
-                np.arange(len(self.labelled)),
-                lambda logits, places: cross_entropy(logits, labels[places]),
-                epochs,
-                "local",
-                practice,
-            )
-        return losses[-1]
+            return self._fit_labelled(self.learner, epochs, practice)
 
     def step(self, rows: Rows, targets: np.ndarray, practice: Practice) -> float:
         """One step on soft CE(y, f(x0)) (FedID eq. 11); the loss before it."""
@@ -209,16 +200,9 @@ class Student:
 
     def reference(self, epochs: int) -> np.ndarray:
         """Logits on all public rows of the same model as new, trained on nothing but the server's labelled texts."""
-        learner, labels = self._new_learner(), self.labels.to(self.learner.model.device)
+        learner = self._new_learner()
         with learner.at("reference"):
-            learner.fit(
-                self.labelled,
-                np.arange(len(self.labelled)),
-                lambda logits, places: cross_entropy(logits, labels[places]),
-                epochs,
-                "local",
-                Practice(fresh=True),
-            )
+            self._fit_labelled(learner, epochs, Practice(fresh=True))
             found = learner.predict(self.public, np.arange(len(self.public)))
         self.learner.compute_seconds += learner.compute_seconds
         return found
@@ -230,6 +214,18 @@ class Student:
     def load_weights(self, arrays: State) -> None:
         """Take over weights, such as an average."""
         self.learner.load_weights(arrays)
+
+    def _fit_labelled(self, learner: Learner, epochs: int, practice: Practice) -> float:
+        labels, rows = self.labels.to(learner.model.device), np.arange(len(self.labelled))
+        losses = learner.fit(
+            self.labelled,
+            rows,
+            lambda logits, places: cross_entropy(logits, labels[places]),
+            epochs,
+            "local",
+            practice,
+        )
+        return losses[-1]
 
     def _tensor(self, targets: np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(targets, np.float32)).to(self.learner.model.device)

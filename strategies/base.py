@@ -23,7 +23,7 @@ from fedstill.server.link import Link
 from fedstill.server.record import Record
 from fedstill.server.spending import Spending
 from fedstill.server.student import Student
-from fedstill.strategies.formulas import FORMULAS, Sizes
+from fedstill.strategies.formulas import arithmetic
 
 Round = Generator[Ask, list[Reply], Facts]
 
@@ -369,24 +369,23 @@ class Method(Strategy):
 
     def _formula(self, site: Facts) -> Facts:
         """The bytes that the paper's arithmetic gives this site for the whole run, by phase; empty if it has none."""
-        if self.name not in FORMULAS or self.p.participation < 1 or self.config.mixed:
+        if self.p.participation < 1 or self.config.mixed:
             return {}
-        settings = self.p.model_dump()
-        public = min(len(self.student.public), settings.get("subset") or len(self.student.public))
-        width = {"float32": 4, "float16": 2, "int8": 1}[self.config.exchange.predictions]
-        batch = settings.get("batch_size") or self.student.learner.batch_size
-        sizes = Sizes(
-            public,
-            self.student.classes,
-            passes=settings.get("distill_epochs", 1),
-            batches=-(-public // batch),
-            state=4 * int(site.get("travelling", 0)),
-            width=width,
-            exact=settings.get("feedback") == "exact",
+        found = arithmetic(
+            self.name,
+            self.p.model_dump(),
+            public=len(self.student.public),
+            classes=self.student.classes,
+            batch=self.student.learner.batch_size,
+            parameters=int(site.get("travelling", 0)),
+            predictions=self.config.exchange.predictions,
         )
-        found = FORMULAS[self.name](sizes)
-        rounds = self.config.rounds
-        return {phase: {"up": up * rounds, "down": down * rounds} for phase, (up, down) in found.items()}
+        rounds, happened = self.config.rounds, self.spending.phases
+        return {
+            phase: {"up": up * rounds, "down": down * rounds}
+            for phase, (up, down) in found.items()
+            if phase in happened
+        }
 
     def _spend_central(self) -> None:
         """What the central model computed since the last Ask belongs to that Ask's phase."""

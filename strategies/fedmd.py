@@ -11,19 +11,17 @@ from pydantic import Field
 from fedstill.common.maths.ensemble import softmax
 from fedstill.common.randomness import derive
 from fedstill.strategies.base import Round
-from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, mean_loss, names
+from fedstill.strategies.predicting import WarmedMethod, WarmedParams, mean_loss, names
 
 
-class FedMDParams(EnsembleParams):
+class FedMDParams(WarmedParams):
     """`distill_epochs` are those of digest, `local_epochs` those of revisit."""
 
-    weights: Literal["size", "uniform"] = "uniform"
-    warmup_epochs: int = Field(3, ge=1)  # on the private texts, once
     subset: int = Field(5000, ge=1)  # public texts drawn for a round, or all if there are fewer
     loss: Literal["l1", "kl"] = "l1"
 
 
-class FedMD(EnsembleMethod):
+class FedMD(WarmedMethod):
     """Sites digest their mean scores, then revisit their texts. The central model (ours) learns the same scores."""
 
     name = "fedmd"
@@ -33,11 +31,7 @@ class FedMD(EnsembleMethod):
     p: FedMDParams
 
     def round(self, number: int) -> Round:
-        sites = self.participants
-        if number == 1:  # step 1, for those too that are drawn for later rounds only
-            warm = replace(self.local_training(), to=tuple(self.link.sites))
-            warmed = yield replace(warm, settings={**warm.settings, "epochs": self.p.warmup_epochs})
-            sites = tuple(name for name in names(warmed) if name in sites)
+        sites = yield from self.warm_up(number)  # transfer learning
         rows = self._subset(number)
         replies = yield self.ask_predictions(rows, sites)  # communicate
         scores = self.mean_logits(replies)  # aggregate

@@ -12,7 +12,7 @@ from fedstill.strategies.parameters import ParameterParams
 class FedProxParams(ParameterParams):
     """mu holds the sites back near the global model."""
 
-    mu: float = Field(0.01, gt=0)
+    mu: float = Field(0.001, gt=0)
 
 
 class FedProx(FedAvg):

@@ -6,10 +6,12 @@ ids, heads and gRPC's own framing are not in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Phases = dict[str, tuple[int, int]]
+WIDTHS = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number in a prediction
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,29 @@ FORMULAS: dict[str, Callable[[Sizes], Phases]] = {
     **dict.fromkeys(("feddf", "fedavg", "fedprox", "fedadam", "fedmedian", "fedtrimmedavg"), weights_both_ways),
     **dict.fromkeys(("krum", "multikrum", "bulyan"), weights_both_ways),
 }
+
+
+def arithmetic(
+    method: str,
+    settings: Mapping[str, Any],
+    *,
+    public: int,
+    classes: int,
+    batch: int,
+    parameters: int,
+    predictions: str = "float32",
+) -> Phases:
+    """A round of a method with these settings; empty where its paper has no arithmetic, or parts stay private."""
+    if method not in FORMULAS or settings.get("private"):
+        return {}
+    used = min(public, settings.get("subset") or public)
+    sizes = Sizes(
+        used,
+        classes,
+        passes=settings.get("distill_epochs", 1),
+        batches=-(-used // (settings.get("batch_size") or batch)),
+        state=4 * parameters,
+        width=WIDTHS[predictions],
+        exact=settings.get("feedback") == "exact",
+    )
+    return FORMULAS[method](sizes)

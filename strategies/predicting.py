@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -70,6 +72,27 @@ class EnsembleMethod(PredictingMethod):
         """y = sum_k w_k softmax(z_k), or the rule that stands for the mean."""
         said = {r.node: softmax(r.arrays["logits"]) for r in replies}
         return combine(said, self.site_weights(replies), self.p.aggregation, probabilities=True)
+
+
+class WarmedParams(EnsembleParams):
+    """Sites count alike, and have trained on their own before the first exchange."""
+
+    weights: Literal["size", "uniform"] = "uniform"
+    warmup_epochs: int = Field(3, ge=1)  # on the private texts, once
+
+
+class WarmedMethod(EnsembleMethod):
+    """Begins with some epochs at every site."""
+
+    p: WarmedParams
+
+    def warm_up(self, number: int) -> Generator[Ask, list[Reply], tuple[str, ...]]:
+        """In the first round, for those too that are drawn for later rounds only; the round's sites that are ready."""
+        if number > 1:
+            return self.participants
+        local = replace(self.local_training(), to=tuple(self.link.sites))
+        warmed = yield replace(local, settings={**local.settings, "epochs": self.p.warmup_epochs})
+        return tuple(name for name in names(warmed) if name in self.participants)
 
 
 def mean_loss(replies: list[Reply]) -> float | None:
