@@ -116,7 +116,7 @@ def load(config: TaskConfig) -> tuple[Task, Pools]:
     task = Task(
         name="superglue",
         labels=labels,
-        metric=config.metric,
+        metric=config.metric or "accuracy",
         title=f"SuperGLUE as text-to-text: {', '.join(part.folder for part in parts)}",
         label_words=tuple(config.label_words or ()),
         choices=choices,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedstill.common.config import ConfigError, TaskConfig, load_run
-from fedstill.common.data import DataError, TextSet, partition
+from fedstill.common.data import DataError, TextSet
+from fedstill.common.partitions import partition
 from fedstill.common.superglue import PARTS
 from fedstill.common.tasks import TaskError, load_task, task_scores
 
@@ -137,7 +138,7 @@ def test_tasks_are_dealt_by_dirichlet_and_at_0_a_site_has_one() -> None:
     largest = {a: np.mean([max(c.values()) / sum(c.values()) for c in dealt(a, 20)]) for a in (0.05, 0.5, 50.0)}
     assert largest[0.05] > 0.7 > largest[0.5] > 0.3 > largest[50.0]
     with pytest.raises(DataError, match="alpha must be above 0"):
-        partition(TextSet(("a",) * 20, np.zeros(20, np.int64)), 2, "dirichlet", 0.0)
+        partition(TextSet(("a",) * 20, np.zeros(20, np.int64)), 2, "dirichlet-clients", 0.0)
     with pytest.raises(DataError, match="divides by domain, but these texts have none"):
         partition(TextSet(("a",) * 20, np.zeros(20, np.int64)), 2, "tasks-dirichlet", 0.5)
 
