@@ -65,8 +65,6 @@ class TaskConfig(Section):
             raise ValueError('task "files" needs `train`, the path of a csv, tsv or jsonl file')
         if self.name == "hub" and self.hub is None:
             raise ValueError('task "hub" needs `hub`, the name of a data set')
-        if self.name == "superglue" and self.folder is None:
-            raise ValueError('task "superglue" needs `folder`, with CB/train.jsonl, CB/val.jsonl and so on in it')
         return self
 
 

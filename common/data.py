@@ -101,6 +101,9 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     if pools.public is not None:
         names.remove("public")
     sizes = {name: _count(name, wanted[name], len(train)) for name in names}
+    shares = [wanted[name] for name in names]
+    if all(0 <= share < 1 for share in shares) and sum(shares) <= 1 + 1e-9:  # three rounded up may be one too many
+        sizes["private"] -= max(0, sum(sizes.values()) - len(train))
     if sum(sizes.values()) > len(train):
         asked = ", ".join(f"data.{name} = {size}" for name, size in sizes.items())
         raise DataError(

@@ -20,7 +20,7 @@ from fedstill.common.tasks.joined import JOINED, PARTS, joined
 from fedstill.common.tasks.own import from_files, from_hub, points_of
 from fedstill.common.tasks.passages import PASSAGES, Passages
 from fedstill.common.tasks.reviews import REVIEWS
-from fedstill.common.tasks.rows import Row, read_rows
+from fedstill.common.tasks.rows import Row, read_rows, text_set
 from fedstill.common.tasks.scores import scores, semantic_distance, task_scores
 from fedstill.common.tasks.superglue_tasks import SUPERGLUE
 from fedstill.common.tasks.task import (
@@ -53,6 +53,11 @@ def load_task(config: TaskConfig) -> tuple[Task, Pools]:
     """The task that the configuration names, with its texts, and with another task's as public ones if it asks so."""
     task, pools = _load(config)
     if config.public_task is None:
+        if config.public is not None and pools.public is None:
+            columns = replace(task, text_columns=tuple(config.text), domain_column=None)
+            pools = replace(
+                pools, public=text_set(list(read_rows(config.public)), columns, str(config.public), False)[0]
+            )
         return task, pools
     other, texts = _load(config.model_copy(update={"name": config.public_task, "public_task": None, "parts": None}))
     if len(other.text_columns) != len(task.text_columns):

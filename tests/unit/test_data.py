@@ -89,6 +89,12 @@ def test_too_large_sizes_are_refused_with_the_numbers() -> None:
         make_splits(Pools(texts(100)), DataConfig(private=90, public=10, labelled=10, test=10), seed=1)
 
 
+def test_shares_that_are_the_whole_fit_however_they_round() -> None:
+    data = DataConfig(private=0.5, public=0.45, labelled=0.05, test=20)
+    splits = make_splits(Pools(texts(635), test=texts(30)), data, seed=1)  # 317.5, 285.75 and 31.75
+    assert [len(splits.private), len(splits.public), len(splits.labelled)] == [317, 286, 32]
+
+
 @pytest.mark.parametrize("how", PARTITIONERS)
 @pytest.mark.parametrize("sites", [2, 5])
 def test_shares_are_disjoint_large_enough_and_reproducible(how: str, sites: int) -> None:

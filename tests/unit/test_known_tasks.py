@@ -203,7 +203,8 @@ def test_data_sets_of_one_kind_together(tmp_path: Path) -> None:
     assert nli.train.domains == ("fiction", "snli")
     assert nli.dropped == {"label left out, train, snli": 1}
     task, talk = load_task(TaskConfig(name="emotions", folder=tmp_path, parts=["dailydialog", "meld"]))
-    assert Counter(talk.train.domains) == {"dailydialog": 3, "meld": 3}
+    quarters = {"dailydialog-1": 1, "dailydialog-2": 1, "dailydialog-3": 1}  # the fourth of three texts is empty
+    assert Counter(talk.train.domains) == {**quarters, "meld": 3}
     assert dict(zip(task.labels, task.coordinates, strict=True)) == VALENCE_AROUSAL
     with pytest.raises(TaskError, match=r"task.parts names sst2; nli has: mnli, snli, anli"):
         load_task(TaskConfig(name="nli", folder=tmp_path, parts=["sst2"]))
@@ -215,6 +216,10 @@ def test_another_tasks_texts_as_public_ones(tmp_path: Path) -> None:
     _, pools = load_task(TaskConfig(name="qqp", folder=tmp_path, public_task="paws"))
     assert pools.public is not None
     assert (pools.public.texts, pools.public.labels) == ((("it é", "it 's"),), None)
+    write(tmp_path / "public.csv", "text\nfree\n")
+    _, pools = load_task(TaskConfig(name="sst2", folder=tmp_path, public=tmp_path / "public.csv"))
+    assert pools.public is not None
+    assert pools.public.texts == ("free",)
     with pytest.raises(TaskError, match="public_task = 'sst2' has 1 texts a row and qqp 2"):
         load_task(TaskConfig(name="qqp", folder=tmp_path, public_task="sst2"))
 

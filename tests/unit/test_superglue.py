@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedstill.common.config import ConfigError, TaskConfig, load_run
+from fedstill.common.config import TaskConfig
 from fedstill.common.data import DataError, TextSet
 from fedstill.common.partitions import partition
 from fedstill.common.superglue import PARTS
@@ -96,7 +96,7 @@ def test_every_task_has_its_line_and_its_words(folder: Path) -> None:
     assert words["cb"] == {"Entailment", "Contradiction", "Neutral"}
 
 
-def test_what_is_absent_is_named_with_the_cure(folder: Path) -> None:
+def test_what_is_absent_is_named_with_the_cure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "ReCoRD/train.jsonl").unlink()
     with pytest.raises(TaskError, match=r"ReCoRD/train.jsonl not there.*task.parts = \['boolq', 'cb'"):
         load_task(TaskConfig(name="superglue", folder=folder))
@@ -105,8 +105,12 @@ def test_what_is_absent_is_named_with_the_cure(folder: Path) -> None:
     assert len(task.labels) == 5
     with pytest.raises(TaskError, match=r"task.parts names sst; known: boolq"):
         load_task(TaskConfig(name="superglue", folder=folder, parts=["sst"]))
-    with pytest.raises(ConfigError, match="needs `folder`"):
-        load_run('[task]\nname = "superglue"\n')
+    monkeypatch.delenv("FEDSTILL_DATA", raising=False)
+    with pytest.raises(TaskError, match=r"needs task.folder.*or FEDSTILL_DATA"):
+        load_task(TaskConfig(name="superglue"))
+    monkeypatch.setenv("FEDSTILL_DATA", str(folder.parent))
+    (folder.parent / "superglue").symlink_to(folder)
+    assert load_task(TaskConfig(name="superglue", parts=["cb"]))[1].train.domains == ("cb",)
     (folder / "CB/val.jsonl").write_text('{"premise": "a", "hypothesis": "b"}\n')
     with pytest.raises(TaskError, match=r"CB/val.jsonl: a row is not as SuperGLUE has it .'label'"):
         load_task(TaskConfig(name="superglue", folder=folder, parts=["cb"]))
