@@ -89,8 +89,8 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     A size is a count or a fraction of the pool it is cut from. A test or public pool of its own gives at most what it
     has; what is cut from the train pool must be there in full.
     """
-    train, test = _of_domains(pools.train, data.domains), _of_domains(pools.test, data.domains)
-    assert train is not None
+    train = _of_domains(pools.train, data.domains)
+    test = None if pools.test is None else _those_of_domains(pools.test, data.domains)
     if data.public_domains or data.labelled_domains:
         return _splits_by_domain(Pools(train, test, pools.public), data, seed)
     wanted = {"private": data.private, "public": data.public, "labelled": data.labelled, "test": data.test}
@@ -174,15 +174,21 @@ def _draws(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng([seed, 1 + ("test", "public", "labelled", "private").index(name)])
 
 
-def _of_domains(pool: TextSet | None, domains: list[str] | None) -> TextSet | None:
+def _of_domains(pool: TextSet, domains: list[str] | None) -> TextSet:
     # A pool that names no domains (a public file, say) belongs to all of them.
-    if pool is None or not domains or pool.domains is None:
+    if not domains or pool.domains is None:
         return pool
     there = sorted(set(pool.domains))
     absent = [domain for domain in domains if domain not in there]
     if absent:
         raise DataError(f"data.domains names {', '.join(absent)}, but the texts have only: {', '.join(there)}")
     return pool.select([row for row, domain in enumerate(pool.domains) if domain in domains])
+
+
+def _those_of_domains(pool: TextSet, domains: list[str] | None) -> TextSet:
+    """As `_of_domains`, of a test pool that may lack some of them, but not all."""
+    there = None if not domains or pool.domains is None else [name for name in domains if name in pool.domains]
+    return _of_domains(pool, domains if there == [] else there)
 
 
 def _count(name: str, wanted: int | float, available: int) -> int:

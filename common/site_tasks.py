@@ -17,7 +17,7 @@ from fedstill.common.config import SiteTask
 from fedstill.common.corruption import masked, noised
 from fedstill.common.data import Text
 from fedstill.common.metrics import answer_scores, question_scores, summary_scores
-from fedstill.common.tasks import Row, TaskError, read_rows, site_rows
+from fedstill.common.tasks import TASKS, Row, TaskError, read_rows, site_rows
 from fedstill.common.tokens import Encoded
 
 Rows = NDArray[np.int64]
@@ -119,7 +119,8 @@ class Work:
         self.train, self.test = read_items(task, seed)
         self.labels: list[str] = []
         if task.kind == "classification":
-            self.labels = task.labels or sorted({item.answers[0] for item in self.train})
+            known = [] if task.name is None else list(TASKS[task.name].labels)
+            self.labels = task.labels or known or sorted({item.answers[0] for item in self.train})
             strange = sorted({item.answers[0] for item in [*self.train, *self.test]} - set(self.labels))
             if strange or len(self.labels) < 2:
                 raise TaskError(

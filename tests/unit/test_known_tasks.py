@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedstill.common.config import ConfigError, SiteTask, TaskConfig, check, load_run
-from fedstill.common.site_tasks import Item, read_items
+from fedstill.common.site_tasks import Item, Work, read_items
 from fedstill.common.tasks import KNOWN, SITE_SETS, TASKS, TaskError, load_task, source_of
 from fedstill.common.tasks.task import INFERENCE_TRIANGLE, VALENCE_AROUSAL
 
@@ -312,6 +312,8 @@ def test_slices_of_a_data_set_are_disjoint_and_together_the_whole(tmp_path: Path
     assert [len(part) for part in slices] == [6, 7, 7]
     assert len({item for part in slices for item in part}) == 20
     assert all(len({item.answers for item in part}) > 1 for part in slices)
+    few = Work(check(SiteTask, {"name": "ag_news", "folder": tmp_path, "share": (1, 10)}, "site"), seed=1)
+    assert few.labels == ["World", "Sports", "Business", "Sci/Tech"]  # whatever its two texts are about
 
 
 def test_a_sites_task_has_one_source_and_a_known_name(tmp_path: Path) -> None:

@@ -112,6 +112,14 @@ def test_public_and_labelled_texts_from_domains_of_their_own() -> None:
     assert set(own_test.domains or ()) == {"d0", "d1", "d2"}
 
 
+def test_a_test_pool_may_lack_a_domain_but_not_all() -> None:
+    pool, test = some(100, 2, 3), some(60, 2, 2)
+    data = DataConfig(private=20, public=10, labelled=5, test=60, domains=["d1", "d2"])
+    assert set(make_splits(Pools(pool, test=test), data, seed=1).test.domains or ()) == {"d1"}
+    with pytest.raises(DataError, match="names d2, but the texts have only: d0, d1"):
+        make_splits(Pools(pool, test=test), data.model_copy(update={"domains": ["d2"]}), seed=1)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
