@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport bench-bytes \
-	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership clean
+	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ bench-poison: $(READY) ## liars among ten sites, by attack, share and rule; resu
 
 bench-membership: $(READY) ## membership inference through predictions, with and without noise; writes bench/membership.json
 	$(BIN)/python bench/membership.py
+
+bench-train: $(READY) ## one FedID round in CPU seconds beside a lean loop of plain torch; writes bench/train.json
+	$(BIN)/python bench/train.py
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,7 +26,7 @@ class Section(BaseModel):
 
 
 class TaskConfig(Section):
-    """Which texts and labels: a built-in task by name, files (`files`, `superglue`), or a hub data set (`hub`).
+    """Which texts and labels: a task by name (`fedstill tasks`), files (`files`, `superglue`), a hub data set (`hub`).
 
     `mixed`: every site has a task of its own, in its own [task], and nobody else hears which.
     """
@@ -41,11 +41,15 @@ class TaskConfig(Section):
     labels: list[str] | None = None
     label_words: list[str] | None = None
     coordinates: list[list[float]] | None = None  # a point for each label, where labels are near or far
-    metric: str = "accuracy"
+    metric: str | None = None  # by default the task's own, or accuracy
     hub: str | None = None
     hub_config: str | None = None
-    folder: Path | None = None  # of superglue: its tasks' folders
-    parts: list[str] | None = None  # of superglue: which of its tasks; all eight if none is named
+    folder: Path | None = (
+        None  # of a task by name: its files, or a folder with theirs in it; else FEDSTILL_DATA, else the hub
+    )
+    parts: list[str] | None = None  # of superglue, nli, emotions: which of its tasks; all if none is named
+    turns: int = Field(8, ge=0)  # of dialogues: past turns that are read with each
+    public_task: str | None = None  # a task whose texts are the public ones, instead of a part of this one's
     own_words: bool = True  # of superglue: a task's texts are scored among that task's own words
     train_split: str = "train"
     test_split: str = "test"
@@ -61,8 +65,6 @@ class TaskConfig(Section):
             raise ValueError('task "files" needs `train`, the path of a csv, tsv or jsonl file')
         if self.name == "hub" and self.hub is None:
             raise ValueError('task "hub" needs `hub`, the name of a data set')
-        if self.name == "superglue" and self.folder is None:
-            raise ValueError('task "superglue" needs `folder`, with CB/train.jsonl, CB/val.jsonl and so on in it')
         return self
 
 
@@ -73,12 +75,21 @@ class DataConfig(Section):
     public: int | float = Field(600, ge=0)
     labelled: int | float = Field(100, ge=0)
     test: int | float = Field(400, ge=0)
-    partition: Literal["iid", "dirichlet", "dirichlet-clients", "domain", "domain-dirichlet", "tasks-dirichlet"] = (
-        "dirichlet"
-    )
-    alpha: float = Field(1.0, ge=0)  # 0, the limit, is for tasks-dirichlet alone
-    minimum: int = Field(8, ge=1)
+    partition: Literal[
+        "iid",
+        "dirichlet",
+        "dirichlet-clients",
+        "domain",
+        "domain-dirichlet",
+        "tasks-dirichlet",
+        "quantity",
+        "power-law",
+    ] = "dirichlet"
+    alpha: float = Field(1.0, ge=0)  # 0, the limit, is for dirichlet and tasks-dirichlet
+    minimum: int | float = Field(8, gt=0)  # the fewest texts of a site, or a share below 1 of an equal part
     domains: list[str] | None = None
+    public_domains: list[str] | None = None  # the public texts come from these, and no site has them
+    labelled_domains: list[str] | None = None  # likewise the server's labelled texts
 
 
 class LoraConfig(Section):
@@ -163,10 +174,16 @@ COLUMNS: dict[str, tuple[list[str], str]] = {  # of each kind: the texts that ar
 
 
 class SiteTask(Section):
-    """A site's own task, where the run's task is `mixed`: its kind, its files, and how answers are written."""
+    """A site's own task, where the run's task is `mixed`: its kind, its files, and how answers are written.
+
+    `name` takes a known data set (`fedstill tasks`) in the place of `kind` and `train`.
+    """
 
     kind: Kind
-    train: Path
+    name: str | None = None
+    folder: Path | None = None  # of a known data set: its files; else FEDSTILL_DATA, else the hub
+    share: tuple[int, int] | None = None  # (2, 3): the second of three equal slices of the training texts
+    train: Path | None = None
     test: Path | None = None  # by default a tenth of `train` is kept back
     text: list[str] = []  # columns; the kind has names for them
     target: str = ""
@@ -188,6 +205,10 @@ class SiteTask(Section):
     @model_validator(mode="before")
     @classmethod
     def _columns_by_kind(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") is not None:
+            from fedstill.common.tasks import site_kind
+
+            values = {**values, "kind": site_kind(values["name"])}
         if isinstance(values, dict) and values.get("kind") in COLUMNS:
             text, target = COLUMNS[values["kind"]]
             return {**values, "text": values.get("text") or text, "target": values.get("target") or target}
@@ -195,6 +216,12 @@ class SiteTask(Section):
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> SiteTask:
+        if (self.name is None) == (self.train is None):
+            raise ValueError("task needs either `train`, the path of its file, or `name`, a known data set")
+        if self.name is None and (self.folder is not None or self.share is not None):
+            raise ValueError("task.folder and task.share belong to a known data set: give its `name`, or take them out")
+        if self.share is not None and not 1 <= self.share[0] <= self.share[1]:
+            raise ValueError(f"task.share = {list(self.share)}: write [2, 3] for the second of three slices")
         if self.labels is not None and self.kind != "classification":
             raise ValueError(f"task.labels belong to classification, and this task is {self.kind}: take them out")
         wanted = (2,) if self.kind == "question-answering" else (1, 2)

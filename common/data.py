@@ -1,9 +1,9 @@
-"""Texts of a task: who gets which rows. Everything here is a pure function of the rows and a seed."""
+"""Texts of a task and the four parts that a run cuts them into. All pure functions of the rows and a seed."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 Text = str | tuple[str, str]
 Rows = NDArray[np.int64]
-ATTEMPTS = 100
 
 
 class DataError(ValueError):
@@ -90,8 +89,10 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     A size is a count or a fraction of the pool it is cut from. A test or public pool of its own gives at most what it
     has; what is cut from the train pool must be there in full.
     """
-    train, test = _of_domains(pools.train, data.domains), _of_domains(pools.test, data.domains)
-    assert train is not None
+    train = _of_domains(pools.train, data.domains)
+    test = None if pools.test is None else _those_of_domains(pools.test, data.domains)
+    if data.public_domains or data.labelled_domains:
+        return _splits_by_domain(Pools(train, test, pools.public), data, seed)
     wanted = {"private": data.private, "public": data.public, "labelled": data.labelled, "test": data.test}
     # Private comes last, so that the test and public texts stay the same when only the private size changes.
     names = ["test", "public", "labelled", "private"]
@@ -100,6 +101,9 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     if pools.public is not None:
         names.remove("public")
     sizes = {name: _count(name, wanted[name], len(train)) for name in names}
+    shares = [wanted[name] for name in names]
+    if all(0 <= share < 1 for share in shares) and sum(shares) <= 1 + 1e-9:  # three rounded up may be one too many
+        sizes["private"] -= max(0, sum(sizes.values()) - len(train))
     if sum(sizes.values()) > len(train):
         asked = ", ".join(f"data.{name} = {size}" for name, size in sizes.items())
         raise DataError(
@@ -117,6 +121,48 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     return Splits(parts["private"], public.without_labels(), parts["labelled"], parts["test"])
 
 
+def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
+    """Public and labelled texts from domains that no site has; each part at most what its domains have.
+
+    The public domains are not tested on: there are no labels of them.
+    """
+    train, apart = pools.train, [*(data.public_domains or ()), *(data.labelled_domains or ())]
+    if len(set(apart)) < len(apart):
+        raise DataError("data.public_domains and data.labelled_domains name the same domain; give it to one of them")
+    if train.domains is None:
+        raise DataError("data.public_domains and data.labelled_domains need texts with domains; name task.domain")
+    if pools.public is not None and data.public_domains:
+        raise DataError("data.public_domains, and the public texts come from elsewhere; take one of them out")
+    _of_domains(train, apart)  # are they there?
+    rest = [domain for domain in dict.fromkeys(train.domains) if domain not in apart]
+    tested = [domain for domain in dict.fromkeys(train.domains) if domain not in (data.public_domains or ())]
+    free = np.ones(len(train), bool)
+
+    def cut(name: str, domains: Sequence[str], size: int | float) -> TextSet:
+        rows = np.flatnonzero(free & np.isin(np.array(train.domains), domains))
+        part = train.select(rows)
+        chosen = _stratified_order(part, _draws(seed, name))[: _count(name, size, len(part))]
+        free[rows[chosen]] = False
+        return part.select(_draws(seed, name).permutation(chosen))
+
+    if pools.test is None:
+        test = cut("test", tested, data.test)
+    else:
+        there = pools.test
+        there = (
+            there if there.domains is None else there.select(np.flatnonzero(np.isin(np.array(there.domains), tested)))
+        )
+        size = min(_count("test", data.test, len(there)), len(there))
+        test = there.select(_stratified_order(there, _draws(seed, "test"))[:size])
+    if pools.public is None:
+        public = cut("public", data.public_domains or rest, data.public)
+    else:
+        public = public_texts(pools.public, data, seed)
+    labelled = cut("labelled", data.labelled_domains or rest, data.labelled)
+    private = cut("private", rest, data.private)
+    return Splits(private, public.without_labels(), labelled, test)
+
+
 def public_texts(pool: TextSet, data: DataConfig, seed: int) -> TextSet:
     """The public texts that everybody who holds the same public file works out alike, whatever columns it reads."""
     size = min(_count("public", data.public, len(pool)), len(pool))
@@ -128,15 +174,21 @@ def _draws(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng([seed, 1 + ("test", "public", "labelled", "private").index(name)])
 
 
-def _of_domains(pool: TextSet | None, domains: list[str] | None) -> TextSet | None:
+def _of_domains(pool: TextSet, domains: list[str] | None) -> TextSet:
     # A pool that names no domains (a public file, say) belongs to all of them.
-    if pool is None or not domains or pool.domains is None:
+    if not domains or pool.domains is None:
         return pool
     there = sorted(set(pool.domains))
     absent = [domain for domain in domains if domain not in there]
     if absent:
         raise DataError(f"data.domains names {', '.join(absent)}, but the texts have only: {', '.join(there)}")
     return pool.select([row for row, domain in enumerate(pool.domains) if domain in domains])
+
+
+def _those_of_domains(pool: TextSet, domains: list[str] | None) -> TextSet:
+    """As `_of_domains`, of a test pool that may lack some of them, but not all."""
+    there = None if not domains or pool.domains is None else [name for name in domains if name in pool.domains]
+    return _of_domains(pool, domains if there == [] else there)
 
 
 def _count(name: str, wanted: int | float, available: int) -> int:
@@ -160,134 +212,3 @@ def _strata(texts: TextSet) -> list[Rows]:
     for row, key in enumerate(zip(domains, labels.tolist(), strict=True)):
         groups.setdefault(key, []).append(row)
     return [np.array(groups[key], dtype=np.int64) for key in sorted(groups)]
-
-
-def partition(
-    private: TextSet, sites: int, how: str = "dirichlet", alpha: float = 1.0, seed: int = 0, minimum: int = 8
-) -> list[Rows]:
-    """Row numbers of each site: disjoint, at least `minimum` each, drawn again up to 100 times until that holds."""
-    if how not in PARTITIONERS:
-        raise DataError(f"data.partition = {how!r} is not known; choose one of: {', '.join(PARTITIONERS)}")
-    limit = how == "tasks-dirichlet" and alpha == 0
-    if sites < 1 or not (alpha > 0 or limit):
-        raise DataError(f"sites = {sites}, data.alpha = {alpha}: there must be a site, and alpha must be above 0")
-    if sites * minimum > len(private):
-        raise DataError(
-            f"{sites} sites with at least {minimum} texts each need {sites * minimum}, but there are {len(private)} "
-            "private texts; raise data.private, or lower data.minimum or the number of sites"
-        )
-    by_domain = how.startswith(("domain", "tasks"))
-    if "dirichlet" in how and how != "tasks-dirichlet" and private.labels is None:
-        raise DataError(f"data.partition = {how!r} divides by label, but these texts have no labels; use iid or domain")
-    if by_domain and private.domains is None:
-        raise DataError(f"data.partition = {how!r} divides by domain, but these texts have none; name task.domain")
-    for attempt in range(ATTEMPTS):
-        shares = PARTITIONERS[how](private, sites, alpha, np.random.default_rng([seed, attempt]))
-        if min(map(len, shares)) >= minimum:
-            return shares
-    raise DataError(
-        f"no draw in {ATTEMPTS} gave each of {sites} sites {minimum} texts (data.partition = {how!r}, alpha {alpha}); "
-        "raise data.alpha or data.private, or lower data.minimum or the number of sites"
-    )
-
-
-def _iid(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    return np.array_split(rng.permutation(len(private)), sites)
-
-
-def _dirichlet(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """Equal sizes; site k's class proportions q_k ~ Dir(alpha * prior), as in FedID's text."""
-    return _skewed(np.arange(len(private)), _labels(private), sites, alpha, rng)
-
-
-def _skewed(rows: Rows, labels: Rows, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """Sites take one row each in turn, of a class drawn from their own q_k, until the rows are used up."""
-    classes, counts = np.unique(labels[rows], return_counts=True)
-    wishes = rng.dirichlet(alpha * counts / counts.sum(), size=sites)
-    stock = [list(rng.permutation(rows[labels[rows] == label])) for label in classes]
-    if sites == 1:  # all rows would be no skew at all: the most rows in which the proportions are q
-        size = float((counts / np.maximum(wishes[0], 1e-12)).min())
-        taken = [kind[: int(size * wish)] for kind, wish in zip(stock, wishes[0], strict=True)]
-        return [rng.permutation(np.concatenate(taken).astype(np.int64))]
-    shares: list[list[int]] = [[] for _ in range(sites)]
-    for number, draw in enumerate(rng.random(len(rows) // sites * sites)):
-        site = number % sites
-        left = np.array([wish if kind else 0.0 for wish, kind in zip(wishes[site], stock, strict=True)])
-        if left.sum() <= 0:  # every class this site wished for is used up
-            left = np.array([float(len(kind)) for kind in stock])
-        bounds = np.cumsum(left)
-        label = int(np.searchsorted(bounds, draw * bounds[-1], side="right"))
-        shares[site].append(int(stock[label].pop()))
-    return [np.array(share, dtype=np.int64) for share in shares]
-
-
-def _dirichlet_clients(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """Each class is cut over the sites by p ~ Dir(alpha * 1_K), as in FedID's code; sizes differ too."""
-    labels = _labels(private)
-    shares: list[list[Rows]] = [[] for _ in range(sites)]
-    for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        cuts = np.rint(np.cumsum(rng.dirichlet(np.full(sites, alpha)))[:-1] * len(rows)).astype(np.int64)
-        for share, part in zip(shares, np.split(rows, cuts), strict=True):
-            share.append(part)
-    return [rng.permutation(np.concatenate(share)) for share in shares]
-
-
-def _domain(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """Site k gets domain k, or an equal slice of domain k modulo the number of domains."""
-    return _by_domain(private, sites, lambda rows, share: np.array_split(rng.permutation(rows), share))
-
-
-def _domain_dirichlet(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """By domain, and inside a domain with class proportions q_k ~ Dir(alpha * the domain's prior)."""
-    labels = _labels(private)
-    return _by_domain(private, sites, lambda rows, share: _skewed(rows, labels, share, alpha, rng))
-
-
-def _tasks_dirichlet(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """Site k wishes for domains by q_k ~ Dir(alpha * 1); a domain is cut over the sites as they wish for it.
-
-    At 0, the limit, a site has one domain, as in `domain`.
-    """
-    if alpha == 0:
-        return _domain(private, sites, alpha, rng)
-    names, domains = np.array(private.domains), sorted(set(private.domains or ()))
-    wishes = rng.dirichlet(np.full(len(domains), alpha), size=sites)
-    shares: list[list[Rows]] = [[] for _ in range(sites)]
-    for domain, wish in zip(domains, wishes.T, strict=True):
-        rows = rng.permutation(np.flatnonzero(names == domain))
-        wish = wish if wish.sum() > 0 else np.ones(sites)
-        cuts = np.rint(np.cumsum(wish / wish.sum())[:-1] * len(rows)).astype(np.int64)
-        for share, part in zip(shares, np.split(rows, cuts), strict=True):
-            share.append(part)
-    return [rng.permutation(np.concatenate(share)) for share in shares]
-
-
-def _by_domain(private: TextSet, sites: int, cut: Callable[[Rows, int], list[Rows]]) -> list[Rows]:
-    names = np.array(private.domains)
-    domains = sorted(set(private.domains or ()))
-    if sites < len(domains):
-        raise DataError(
-            f"{sites} sites for {len(domains)} domains ({', '.join(domains)}): name the ones to use in data.domains"
-        )
-    shares: list[Rows] = [np.empty(0, np.int64)] * sites
-    for number, domain in enumerate(domains):
-        members = range(number, sites, len(domains))
-        for site, share in zip(members, cut(np.flatnonzero(names == domain), len(members)), strict=True):
-            shares[site] = share
-    return shares
-
-
-def _labels(private: TextSet) -> Rows:
-    assert private.labels is not None
-    return private.labels
-
-
-PARTITIONERS: dict[str, Callable[[TextSet, int, float, np.random.Generator], list[Rows]]] = {
-    "iid": _iid,
-    "dirichlet": _dirichlet,
-    "dirichlet-clients": _dirichlet_clients,
-    "domain": _domain,
-    "domain-dirichlet": _domain_dirichlet,
-    "tasks-dirichlet": _tasks_dirichlet,
-}

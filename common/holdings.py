@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.common.config import RunConfig, SiteConfig, TaskConfig
-from fedstill.common.data import DataError, Pools, Splits, TextSet, make_splits, partition, public_texts
+from fedstill.common.data import DataError, Pools, Splits, TextSet, make_splits, public_texts
+from fedstill.common.partitions import partition
 from fedstill.common.tasks import TASKS, Task, TaskError, load_task
 
 
@@ -72,7 +73,8 @@ def _own_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
     assert site.data is not None
     if config.task.name == "files" and config.task.labels is None:
         raise TaskError("a run whose sites bring their own files must list task.labels, so that all number them alike")
-    labels = config.task.labels or list(holdings(config).task.labels)
+    known = TASKS.get(config.task.name)
+    labels = config.task.labels or list(known.labels if known is not None else holdings(config).task.labels)
     own = TaskConfig(
         name="files",
         train=site.data.private,
@@ -81,10 +83,9 @@ def _own_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
         label=site.data.label,
         labels=labels,
         label_words=config.task.label_words,
-        metric=config.task.metric,
+        metric=config.task.metric or (known.metric if known is not None else None),
         coordinates=config.task.coordinates,
     )
-    known = TASKS.get(config.task.name)
     if known is not None and own.coordinates is None:
         own = own.model_copy(update={"coordinates": [list(point) for point in known.coordinates] or None})
     task, pools = load_task(own)

@@ -17,7 +17,7 @@ from fedstill.common.config import SiteTask
 from fedstill.common.corruption import masked, noised
 from fedstill.common.data import Text
 from fedstill.common.metrics import answer_scores, question_scores, summary_scores
-from fedstill.common.tasks import TaskError, read_rows
+from fedstill.common.tasks import TASKS, Row, TaskError, read_rows, site_rows
 from fedstill.common.tokens import Encoded
 
 Rows = NDArray[np.int64]
@@ -57,17 +57,33 @@ class Examples:
 
 def read_items(task: SiteTask, seed: int) -> tuple[list[Item], list[Item]]:
     """Training and test texts of the site's files; without a test file every tenth of a drawn order is kept back."""
-    train = [_item(task, row, number) for number, row in enumerate(_rows(task, task.train), start=1)]
-    if task.test is not None:
-        return train, [_item(task, row, number) for number, row in enumerate(_rows(task, task.test), start=1)]
+    learned, tested = _known_rows(task) if task.name is not None else _file_rows(task)
+    train = [_item(task, row, number) for number, row in enumerate(learned, start=1)]
+    if tested:
+        return train, [_item(task, row, number) for number, row in enumerate(tested, start=1)]
     if len(train) < 2:
-        raise TaskError(f"{task.train}: one row cannot be learned from and tested on; give task.test")
+        raise TaskError(f"{task.name or task.train}: one row cannot be learned from and tested on; give task.test")
     order = np.random.default_rng(seed).permutation(len(train))
     kept = set(order[: max(1, len(train) // 10)].tolist())
     return [item for n, item in enumerate(train) if n not in kept], [train[n] for n in sorted(kept)]
 
 
-def _rows(task: SiteTask, path: Any) -> list[Mapping[str, Any]]:
+def _file_rows(task: SiteTask) -> tuple[list[Row], list[Row]]:
+    return _rows(task, task.train), [] if task.test is None else _rows(task, task.test)
+
+
+def _known_rows(task: SiteTask) -> tuple[list[Row], list[Row]]:
+    """A known data set's rows, or the site's slice; shuffled where classes may lie one behind the other."""
+    learned, tested = site_rows(str(task.name), task.folder)
+    if task.kind == "classification":
+        learned = [learned[n] for n in np.random.default_rng(0).permutation(len(learned))]
+    if task.share is not None:
+        number, of = task.share
+        learned = learned[len(learned) * (number - 1) // of : len(learned) * number // of]
+    return learned, tested if task.test is None else _rows(task, task.test)
+
+
+def _rows(task: SiteTask, path: Any) -> list[Row]:
     rows = list(read_rows(path))
     if not rows:
         raise TaskError(f"{path}: there are no rows in it")
@@ -103,11 +119,12 @@ class Work:
         self.train, self.test = read_items(task, seed)
         self.labels: list[str] = []
         if task.kind == "classification":
-            self.labels = task.labels or sorted({item.answers[0] for item in self.train})
+            known = [] if task.name is None else list(TASKS[task.name].labels)
+            self.labels = task.labels or known or sorted({item.answers[0] for item in self.train})
             strange = sorted({item.answers[0] for item in [*self.train, *self.test]} - set(self.labels))
             if strange or len(self.labels) < 2:
                 raise TaskError(
-                    f"{task.train}: labels {self.labels}, and {strange or 'no second one'} beside them; "
+                    f"{task.name or task.train}: labels {self.labels}, and {strange or 'no second one'} beside them; "
                     "list every label in task.labels"
                 )
 

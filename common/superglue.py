@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedstill.common.data import Pools, TextSet
 from fedstill.common.tasks import Row, Task, TaskError, read_rows
+from fedstill.common.tasks.library import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fedstill.common.config import TaskConfig
 
 Example = tuple[dict[str, str], Any]  # fields in the order of the line, and the file's label
@@ -99,13 +100,13 @@ PARTS = {
 
 def load(config: TaskConfig) -> tuple[Task, Pools]:
     """The parts that the configuration names, from CB/train.jsonl, CB/val.jsonl and so on; each is a domain."""
-    assert config.folder is not None
+    folder = config.folder or _usual_folder()
     names = config.parts or list(PARTS)
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         raise TaskError(f"task.parts names {', '.join(unknown)}; known: {', '.join(PARTS)}")
     parts = [PARTS[name] for name in PARTS if name in names]
-    _check_there(config.folder, parts)
+    _check_there(folder, parts)
     labels = tuple(dict.fromkeys(word for part in parts for word in part.words.values()))
     numbers = {word: number for number, word in enumerate(labels)}
     everything = tuple(range(len(labels)))
@@ -116,13 +117,23 @@ def load(config: TaskConfig) -> tuple[Task, Pools]:
     task = Task(
         name="superglue",
         labels=labels,
-        metric=config.metric,
+        metric=config.metric or "accuracy",
         title=f"SuperGLUE as text-to-text: {', '.join(part.folder for part in parts)}",
         label_words=tuple(config.label_words or ()),
         choices=choices,
     )
-    train = [_texts(config.folder, part, "train", numbers) for part in parts]
-    return task, Pools(_joined(train), _joined([_texts(config.folder, part, "val", numbers) for part in parts]))
+    train = [_texts(folder, part, "train", numbers) for part in parts]
+    return task, Pools(_joined(train), _joined([_texts(folder, part, "val", numbers) for part in parts]))
+
+
+def _usual_folder() -> Path:
+    root = os.environ.get(ROOT)
+    if root is None:
+        raise TaskError(
+            f"task superglue needs task.folder, with CB/train.jsonl, CB/val.jsonl and so on in it (from "
+            f"super.gluebenchmark.com), or {ROOT}, the folder that holds it as superglue/"
+        )
+    return Path(root) / "superglue"
 
 
 def _check_there(folder: Path, parts: list[Part]) -> None:

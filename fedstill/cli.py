@@ -160,18 +160,75 @@ def methods(as_json: Json = False) -> None:
 
 
 @app.command()
-def tasks(as_json: Json = False) -> None:
-    """List the built-in tasks; local files and hub data sets need no entry here."""
-    from fedstill.common.tasks import TASKS
+def tasks(
+    as_json: Json = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Look for the files there instead of in $FEDSTILL_DATA.", show_default=False)
+    ] = None,
+) -> None:
+    """List the known tasks and whether their texts are at hand; other files and hub data sets need no entry here."""
+    from fedstill.common.tasks import KNOWN, SITE_SETS, TASKS, source_of
 
-    rows = [
-        {"name": task.name, "labels": list(task.labels), "metric": task.metric, "title": task.title}
+    rows: list[dict[str, Any]] = [
+        {
+            "name": task.name,
+            "labels": list(task.labels),
+            "metric": task.metric,
+            "columns": list(task.text_columns),
+            "source": source_of(task.name, folder),
+            "hub": known.hub.name if (known := KNOWN.get(task.name)) and known.hub else None,
+            "title": task.title,
+        }
         for task in TASKS.values()
     ]
+    for found in SITE_SETS.values():  # of a site alone: task.name = "mixed"
+        hub = found.hub.name if found.hub else None
+        row: dict[str, Any] = {
+            "name": found.name,
+            "labels": [],
+            "metric": found.kind,
+            "columns": [],
+            "hub": hub,
+            "title": found.title,
+        }
+        rows.append({**row, "source": found.source(folder)})
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    _table(["name", "labels", "metric", "title"], [{**row, "labels": ", ".join(row["labels"])} for row in rows])
+    shown = [
+        {**row, "labels": ", ".join(row["labels"]), "texts": "here" if row["source"] else row["hub"] and "on the hub"}
+        for row in rows
+    ]
+    _table(["name", "labels", "metric", "texts", "title"], shown)
+    console.print(
+        "Which files, and where from: fedstill tasks --json, docs/TASKS.md. Set FEDSTILL_DATA or task.folder."
+    )
+
+
+@app.command()
+def partition(
+    config: Annotated[str, typer.Argument(help="The run's configuration, a TOML file.", metavar="CONFIG.toml")],
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, such as data.alpha=0.1.")
+    ] = None,
+    by: Annotated[str, typer.Option(help="Count by [bold]label[/bold] or by [bold]domain[/bold].")] = "label",
+    picture: Annotated[Path | None, typer.Option(help="Draw it into this file (png, svg or pdf).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which texts each site of a run would get; nothing is started."""
+    from fedstill.common.config import load_run
+    from fedstill.partition import dealt, draw
+
+    found = dealt(load_run(Path(config), change or []), by)
+    if picture is not None:
+        draw(found, picture)
+    if as_json:
+        print(json.dumps(found.rows(), indent=1))
+        return
+    _table(["site", *found.kinds, "texts"], found.rows())
+    console.print(found.title, highlight=False)
+    if picture is not None:
+        console.print(f"Drawn in {picture}", highlight=False)
 
 
 # --- starting ---

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedstill.common.config import DataConfig
-from fedstill.common.data import PARTITIONERS, DataError, Pools, TextSet, make_splits, partition, public_texts
+from fedstill.common.data import DataError, Pools, TextSet, make_splits, public_texts
+from fedstill.common.partitions import PARTITIONERS, partition
 
 
 def texts(count: int, classes: int = 2, domains: int = 2) -> TextSet:
@@ -88,6 +89,12 @@ def test_too_large_sizes_are_refused_with_the_numbers() -> None:
         make_splits(Pools(texts(100)), DataConfig(private=90, public=10, labelled=10, test=10), seed=1)
 
 
+def test_shares_that_are_the_whole_fit_however_they_round() -> None:
+    data = DataConfig(private=0.5, public=0.45, labelled=0.05, test=20)
+    splits = make_splits(Pools(texts(635), test=texts(30)), data, seed=1)  # 317.5, 285.75 and 31.75
+    assert [len(splits.private), len(splits.public), len(splits.labelled)] == [317, 286, 32]
+
+
 @pytest.mark.parametrize("how", PARTITIONERS)
 @pytest.mark.parametrize("sites", [2, 5])
 def test_shares_are_disjoint_large_enough_and_reproducible(how: str, sites: int) -> None:
@@ -154,7 +161,8 @@ def test_domain_dirichlet_skews_the_labels_of_a_single_site() -> None:
         ({"how": "dirichlet-clients", "sites": 20, "alpha": 0.01, "minimum": 15}, "no draw in 100 .*raise data.alpha"),
         ({"how": "by-moon"}, "'by-moon' is not known; choose one of: iid, dirichlet"),
         ({"how": "domain", "sites": 1}, "1 sites for 2 domains .*data.domains"),
-        ({"alpha": 0.0}, "alpha must be above 0"),
+        ({"how": "dirichlet-clients", "alpha": 0.0}, "alpha must be above 0"),
+        ({"sites": 1, "alpha": 0.0}, "1 sites cannot have one of 2 classes each; raise data.alpha"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_with_a_cure(arguments: dict[str, object], message: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedstill.common.config import ConfigError, TaskConfig, load_run
-from fedstill.common.data import DataError, TextSet, partition
+from fedstill.common.config import TaskConfig
+from fedstill.common.data import DataError, TextSet
+from fedstill.common.partitions import partition
 from fedstill.common.superglue import PARTS
 from fedstill.common.tasks import TaskError, load_task, task_scores
 
@@ -95,7 +96,7 @@ def test_every_task_has_its_line_and_its_words(folder: Path) -> None:
     assert words["cb"] == {"Entailment", "Contradiction", "Neutral"}
 
 
-def test_what_is_absent_is_named_with_the_cure(folder: Path) -> None:
+def test_what_is_absent_is_named_with_the_cure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "ReCoRD/train.jsonl").unlink()
     with pytest.raises(TaskError, match=r"ReCoRD/train.jsonl not there.*task.parts = \['boolq', 'cb'"):
         load_task(TaskConfig(name="superglue", folder=folder))
@@ -104,8 +105,12 @@ def test_what_is_absent_is_named_with_the_cure(folder: Path) -> None:
     assert len(task.labels) == 5
     with pytest.raises(TaskError, match=r"task.parts names sst; known: boolq"):
         load_task(TaskConfig(name="superglue", folder=folder, parts=["sst"]))
-    with pytest.raises(ConfigError, match="needs `folder`"):
-        load_run('[task]\nname = "superglue"\n')
+    monkeypatch.delenv("FEDSTILL_DATA", raising=False)
+    with pytest.raises(TaskError, match=r"needs task.folder.*or FEDSTILL_DATA"):
+        load_task(TaskConfig(name="superglue"))
+    monkeypatch.setenv("FEDSTILL_DATA", str(folder.parent))
+    (folder.parent / "superglue").symlink_to(folder)
+    assert load_task(TaskConfig(name="superglue", parts=["cb"]))[1].train.domains == ("cb",)
     (folder / "CB/val.jsonl").write_text('{"premise": "a", "hypothesis": "b"}\n')
     with pytest.raises(TaskError, match=r"CB/val.jsonl: a row is not as SuperGLUE has it .'label'"):
         load_task(TaskConfig(name="superglue", folder=folder, parts=["cb"]))
@@ -137,7 +142,7 @@ def test_tasks_are_dealt_by_dirichlet_and_at_0_a_site_has_one() -> None:
     largest = {a: np.mean([max(c.values()) / sum(c.values()) for c in dealt(a, 20)]) for a in (0.05, 0.5, 50.0)}
     assert largest[0.05] > 0.7 > largest[0.5] > 0.3 > largest[50.0]
     with pytest.raises(DataError, match="alpha must be above 0"):
-        partition(TextSet(("a",) * 20, np.zeros(20, np.int64)), 2, "dirichlet", 0.0)
+        partition(TextSet(("a",) * 20, np.zeros(20, np.int64)), 2, "dirichlet-clients", 0.0)
     with pytest.raises(DataError, match="divides by domain, but these texts have none"):
         partition(TextSet(("a",) * 20, np.zeros(20, np.int64)), 2, "tasks-dirichlet", 0.5)
 

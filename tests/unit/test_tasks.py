@@ -71,7 +71,7 @@ def test_public_file_needs_no_labels(tmp_path: Path) -> None:
         ("t.csv", "text,label\n ,0\n", "every text in column text is blank"),
         ("t.jsonl", '{"text": "x", "label": 0}\n{oops\n', r"t\.jsonl, line 2: is not JSON"),
         ("t.jsonl", "[1]\n", "line 1: every line must be a JSON object"),
-        ("t.xls", "", "only .csv, .tsv and .jsonl"),
+        ("t.xls", "", "only .csv, .tsv, .jsonl and .json"),
     ],
 )
 def test_bad_files_are_refused_with_place_and_cure(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -118,7 +118,9 @@ def test_tasks_that_make_no_sense(arguments: dict[str, object], message: str) ->
 
 
 def test_unknown_task_names_the_known() -> None:
-    with pytest.raises(TaskError, match="film-reviews, superglue, files, hub"):
+    with pytest.raises(
+        TaskError, match=r"did you mean film-reviews[^?]*[?] choose one of: film-reviews, cola, .*superglue, files, hub"
+    ):
         load_task(TaskConfig(name="film-review"))
 
 
