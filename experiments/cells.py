@@ -81,11 +81,13 @@ def head(results: Results) -> list[str]:
 def line(results: Results, row: str, mark: str = "**") -> list[str]:
     """A row's cells; the best of a column between marks."""
     result, found = results.rows[row], [results.table.title(row)]
-    if result.missing:
+    if result.untouched:
+        found[0] += " (not run)"
+    elif result.missing:
         found[0] += f" ({len(result.summaries)} of {len(results.table.settings.seeds)} seeds)"
     for column in results.table.columns:
         shown = cell(results, row, column)
-        found.append(f"{mark}{shown}{mark}" if results.best(column) == row else shown)
+        found.append(f"{mark}{shown}{mark}" if row in results.best(column) else shown)
         if any(results.table.paper(other, column) is not None for other in results.rows):
             found.append(paper_text(results.table.paper(row, column)))
         if column == results.table.main and results.best_baseline(column) is not None:
@@ -115,12 +117,14 @@ def notes(results: Results) -> list[str]:
 
 
 def gaps(results: Results) -> list[str]:
-    """Rows that lack seeds, and why."""
-    return [
-        f"{results.table.title(row)}: {shortened(result.note)}. No mean is given: values are those of single seeds."
-        for row, result in results.rows.items()
-        if result.missing
-    ]
+    """Rows that lack seeds, and why; those that were not begun in one line."""
+    found = []
+    for row, result in results.rows.items():
+        if result.missing and not result.untouched:
+            alone = " No mean is given: the values are those of single seeds." if result.summaries else ""
+            found.append(f"{results.table.title(row)}: {shortened(result.note)}.{alone}")
+    untouched = [results.table.title(row) for row, result in results.rows.items() if result.untouched]
+    return [*found, f"Not run: {'; '.join(untouched)}."] if untouched else found
 
 
 def other_differences(results: Results) -> list[list[str]]:

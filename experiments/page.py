@@ -131,7 +131,7 @@ def _figure(picture: Picture) -> str:
         return f'<h3>{escape(picture.title)}</h3><p class="lead">{escape(picture.caption)}</p>'
     data = base64.b64encode(picture.file.read_bytes()).decode()
     return (
-        f'<figure><h3>{escape(picture.title)}</h3><img alt="{escape(picture.title)}" '
+        f'<figure><h3>{escape(picture.title)}</h3><img alt="{escape(picture.title)}" width="{picture.width}" '
         f'src="data:image/png;base64,{data}"><figcaption>{escape(picture.caption)}</figcaption></figure>'
     )
 

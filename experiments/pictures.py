@@ -20,6 +20,7 @@ from fedstill.experiments.outputs import load_outputs
 from fedstill.experiments.results import UNTRAINED, Results
 
 mpl.use("Agg")  # draws without a screen
+PAGE_DPI = 110
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -47,6 +48,7 @@ class Picture:
     title: str
     caption: str
     file: Path | None = None
+    width: int = 0  # in a page's pixels, so that letters are of one size in all pictures
 
 
 def draw_all(results: Results, folder: Path) -> list[Picture]:
@@ -59,11 +61,11 @@ def draw_all(results: Results, folder: Path) -> list[Picture]:
         try:
             with mpl.rc_context(STYLE):
                 figure, caption = draw(results)
-                figure.savefig(path, dpi=150)
+                figure.savefig(path, dpi=2 * PAGE_DPI)
         except NoPicture as why:
             found.append(Picture(title, str(why)))
         else:
-            found.append(Picture(title, caption, path))
+            found.append(Picture(title, caption, path, round(PAGE_DPI * figure.get_figwidth())))
     return found
 
 

@@ -63,7 +63,7 @@ def as_csv(results: Results) -> str:
                     *((about.mean, about.deviation) if about else ("", "")),
                     len(result.summaries),
                     len(seeds),
-                    "yes" if results.best(column) == row else "",
+                    "yes" if row in results.best(column) else "",
                     results.table.paper(row, column),
                     *(
                         (results.best_baseline(column), against.mean, against.deviation, against.p)

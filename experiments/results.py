@@ -33,11 +33,21 @@ class RowResult:
         return not self.missing
 
     @property
+    def untouched(self) -> bool:
+        """Whether no seed was begun."""
+        return not self.summaries and set(self.missing.values()) == {"not run"}
+
+    @property
     def note(self) -> str:
         """What is missing, in words; empty if nothing is."""
         if self.whole:
             return ""
-        said = "; ".join(f"seed {seed} {reason}" for seed, reason in self.missing.items())
+        by_reason: dict[str, list[str]] = {}
+        for seed, reason in self.missing.items():
+            by_reason.setdefault(reason, []).append(str(seed))
+        said = "; ".join(
+            f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)} {reason}" for reason, seeds in by_reason.items()
+        )
         return f"{len(self.summaries)} of {len(self.summaries) + len(self.missing)} seeds, {said}"
 
 
@@ -93,19 +103,23 @@ class Results:
         """The rows beside the bounds."""
         return [row for row in self.rows if row not in self.table.settings.bounds]
 
-    def _best(self, column: Column, rows: list[str]) -> str | None:
+    def _best(self, column: Column, rows: list[str]) -> list[str]:
         found = {row: about.mean for row in rows if (about := self.spread(row, column)) is not None}
         if not found or not column.is_score:
-            return None
-        return (min if column.lower_is_better else max)(found, key=lambda row: found[row])
+            return []
+        top = (min if column.lower_is_better else max)(found.values())
+        return [row for row in found if abs(found[row] - top) < 1e-9]
 
-    def best(self, column: Column) -> str | None:
-        """The competitor with the best mean."""
-        return self._best(column, self.competitors)
+    def best(self, column: Column) -> list[str]:
+        """The competitor with the best mean, or those that share it; nobody where all do."""
+        found = self._best(column, self.competitors)
+        measured = [row for row in self.competitors if self.spread(row, column) is not None]
+        return [] if len(found) == len(measured) > 1 else found
 
     def best_baseline(self, column: Column) -> str | None:
-        """The baseline with the best mean."""
-        return self._best(column, [row for row in self.competitors if row in self.table.settings.baselines])
+        """The (first) baseline with the best mean."""
+        found = self._best(column, [row for row in self.competitors if row in self.table.settings.baselines])
+        return found[0] if found else None
 
     def difference(self, row: str, column: Column) -> Difference | None:
         """From the best baseline, seed by seed."""

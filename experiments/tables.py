@@ -25,7 +25,7 @@ WHOSE = {
     "alone": "mean of sites, alone",
     "own": "by the site's own task",  # of mixed tasks: own.NAME.SCORE, the mean of the sites NAME or NAME-1, NAME-2 ...
 }
-COSTS = {"bytes_up": "sent, a site", "bytes_down": "received, a site", "seconds": "seconds"}
+COSTS = {"bytes_up": "sent, a site", "bytes_down": "received, a site", "seconds": "seconds, wall clock"}
 
 
 @dataclass(frozen=True)

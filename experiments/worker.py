@@ -110,7 +110,14 @@ def _site_reasons(folder: Path) -> str:
 def _about(on: str, seconds: float) -> Facts:
     import torch
 
-    return {"on": on, "seconds": round(seconds, 2), "torch": torch.__version__, "cores": os.cpu_count()}
+    cpu = round(time.process_time(), 2)  # of this process alone
+    return {
+        "on": on,
+        "seconds": round(seconds, 2),
+        "cpu_seconds": cpu,
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+    }
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -108,7 +108,7 @@ def _show(results: Results, page: Path) -> None:
         grid.add_column(title, justify="right" if place else "left")
     for row in results.rows:
         grid.add_row(*(f"[bold]{text[1:-1]}[/bold]" if text[:1] == "\0" else text for text in line(results, row, "\0")))
-    Console(highlight=False).print(grid)
+    Console(highlight=False, width=None if out.is_terminal else 240).print(grid)
     for note in notes(results):
         out.print(note, markup=False)
     for gap in gaps(results):
