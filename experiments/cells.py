@@ -52,7 +52,7 @@ def order_text(results: Results, column: Column) -> str:
     if found is None:
         return ""
     name = results.table.title
-    tau = "undefined" if found.tau is None else f"{found.tau:+.2f}"
+    tau = "undefined (one of the orders is all ties)" if found.tau is None else f"{found.tau:+.2f}"
     said = f"Order by {column.title}: Kendall's tau with the paper's order is {tau} over {found.rows} rows"
     if not found.discordant:
         return f"{said}; no pair is the other way round."

@@ -20,7 +20,7 @@ from fedstill.experiments.results import Results
 STYLE = """
 :root { --ink: #1d1f23; --soft: #646a73; --line: #e3e5e8; --accent: #0b5cad; --bad: #a3261b; color-scheme: light; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 3rem 1.5rem 5rem; max-width: 60rem; background: #fff; color: var(--ink);
+body { margin: 0 auto; padding: 3rem 1.5rem 5rem; max-width: 74rem; background: #fff; color: var(--ink);
   font: 16px/1.55 "Charter", "Bitstream Charter", "Source Serif Pro", "Georgia", serif; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem; letter-spacing: -.01em; }
 h2 { font-size: 1.2rem; margin: 3rem 0 .8rem; padding-top: .8rem; border-top: 1px solid var(--line); }
@@ -42,12 +42,12 @@ td b { color: var(--accent); }
 td.paper, th.paper, .tag { color: var(--soft); }
 .tag { font-size: .72rem; margin-left: .4rem; white-space: nowrap; }
 tr.partial td { background: #fdf3f2; }
-ul.notes { font-size: .92rem; padding-left: 1.1rem; max-width: 46rem; } ul.notes li { margin: .25rem 0; }
+ul.notes { font-size: .95rem; padding-left: 1.1rem; max-width: 46rem; } ul.notes li { margin: .25rem 0; }
 .gap { border-left: 3px solid var(--bad); padding: .4rem .9rem; margin: .6rem 0; font-size: .85rem; background: #fdf3f2;
-  overflow-wrap: anywhere; }
+  overflow-wrap: anywhere; max-width: 52rem; }
 figure { margin: 1.5rem 0 2.5rem; } figure img { max-width: 100%; height: auto; display: block; }
 figcaption { font-size: .82rem; color: var(--soft); margin-top: .5rem; max-width: 44rem; }
-details { border-bottom: 1px solid var(--line); padding: .5rem 0; font-size: .85rem; }
+details { border-bottom: 1px solid var(--line); padding: .5rem 0; font-size: .85rem; max-width: 60rem; }
 summary { cursor: pointer; } summary code { color: var(--soft); }
 pre { font: 12px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; background: #f7f8f9; padding: .8rem 1rem;
   overflow-x: auto; border-radius: 4px; }

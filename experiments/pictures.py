@@ -279,12 +279,16 @@ def bytes_and_score(results: Results) -> tuple[Figure, str]:
     if not points or column is None:
         raise NoPicture("No row has all of its seeds yet.")
     figure, axes = _figure(7.2, 4.0)
-    for row, (cost, about) in points.items():
+    for place, (row, (cost, about)) in enumerate(sorted(points.items(), key=lambda point: point[1][0])):
         look = _look(results, row)
         bar = about.deviation or 0.0
         axes.errorbar(cost / 1000, about.mean, yerr=bar, fmt="o", color=look["color"], capsize=2, elinewidth=0.8)
         axes.annotate(
-            results.table.title(row), (cost / 1000, about.mean), (5, 4), textcoords="offset points", fontsize=8
+            results.table.title(row),
+            (cost / 1000, about.mean),
+            (5, (5, -11)[place % 2]),
+            textcoords="offset points",
+            fontsize=8,
         )
     axes.set_xscale("log")
     axes.margins(x=0.15)
