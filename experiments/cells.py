@@ -43,7 +43,7 @@ def difference_text(about: Difference | None) -> str:
 
 def paper_text(value: float | None) -> str:
     """The paper's number, as the paper prints it."""
-    return "–" if value is None else f"{value:g}"
+    return "–" if value is None else f"{value:g}" if value % 1 else f"{value:.1f}"
 
 
 def order_text(results: Results, column: Column) -> str:
@@ -99,10 +99,10 @@ def notes(results: Results) -> list[str]:
     """What must be said under the table."""
     settings = results.table.settings
     seeds = ", ".join(map(str, settings.seeds))
-    plural = "s" if len(settings.seeds) > 1 else ""
-    found = [
-        f"Mean ± sample deviation over {len(settings.seeds)} seed{plural} ({seeds}); the best row of a score is bold."
-    ]
+    what = f"Mean ± sample deviation over {len(settings.seeds)} seeds ({seeds})"
+    if len(settings.seeds) == 1:
+        what = f"One seed ({seeds}), so there is no deviation and no test"
+    found = [f"{what}; the best row of a score is bold."]
     if settings.bounds:
         named = ", ".join(map(results.table.title, settings.bounds))
         found.append(f"Out of competition, as bounds: {named}.")

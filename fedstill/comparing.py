@@ -23,6 +23,9 @@ out = Console(soft_wrap=True, highlight=False)
 screen = Console(stderr=True, soft_wrap=True, highlight=False)  # so that stdout has the results alone
 
 
+SHOWN = 3  # runs that a line has room for
+
+
 class On(StrEnum):
     """Where the runs of a table run."""
 
@@ -125,7 +128,7 @@ class Watching:
         if screen.is_terminal:
             parts = (TextColumn("{task.completed}/{task.total} runs"), BarColumn(bar_width=24), TimeElapsedColumn())
             self.bar = Bar(*parts, TextColumn("{task.description}"), console=screen, transient=True)
-            self.task = self.bar.add_task("", total=None)
+            self.task = self.bar.add_task("", total=0)
 
     def __enter__(self) -> Watching:
         if self.bar is not None:
@@ -150,8 +153,9 @@ def status(progress: Progress) -> str:
     """Who runs in which round, and the time that is left."""
     running = "; ".join(
         f"{run.name}: " + ("starting" if run.round is None else f"round {run.round} of {run.config.rounds}")
-        for run in progress.running
+        for run in progress.running[:SHOWN]
     )
+    running += f"; and {len(progress.running) - SHOWN} more" if len(progress.running) > SHOWN else ""
     left = progress.left()
     return f"{running} · {'time left unknown yet' if left is None else f'about {duration(left)} left'}"
 

@@ -227,7 +227,7 @@ def test_the_best_row_is_bold_and_tested_against_the_best_baseline(folder: Path,
     text = markdown(results)
     lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("|")}
     assert "from the best baseline, MHAT" in lines["row"]
-    assert "| **0.800 ± 0.100** | 80 | +0.200 ± 0.100 (p = 0.074, n = 3) | 1.0 kB |" in lines["ours"]
+    assert "| **0.800 ± 0.100** | 80.0 | +0.200 ± 0.100 (p = 0.074, n = 3) | 1.0 kB |" in lines["ours"]
     assert "| 0.600 ± 0.000 | 85.5 | – |" in lines["MHAT"]
     assert lines["isolated"].startswith("| isolated | – | – | – |")  # its central model is never trained
     assert (
@@ -250,7 +250,7 @@ def test_a_failed_seed_is_named_and_nothing_is_averaged_over_the_rest(folder: Pa
     (failed / "failed.json").write_text(json.dumps({"error": "ValueError: no luck"}))
     results = measured(folder, out, ours=[0.7, 0.9], ds_fl=[0.5] * 3, mhat=[0.6] * 3)
     text = markdown(results)
-    assert "| ours (2 of 3 seeds) | 0.700, 0.900 | 80 | – |" in text
+    assert "| ours (2 of 3 seeds) | 0.700, 0.900 | 80.0 | – |" in text
     assert "ours: 2 of 3 seeds, seed 3 failed: ValueError: no luck. No mean is given" in text
     assert "Not run: isolated." in text
     assert "0.800" not in text
