@@ -287,14 +287,15 @@ def pictures(results: list[dict[str, Any]], folder: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    from fedstill.experiments.pictures import matrix, together
+
     names = [site for sites in GROUPS.values() for site in sites]
     atc = [r for r in results if r["method"] == "atc"]
     if atc:
         halves = [_half(atc, late) for late in (False, True)]
         figure, axes = pyplot.subplots(1, 2, figsize=(13, 6))
         for axis, part, title in zip(axes, halves, ("first half of ASSIGN", "second half of ASSIGN"), strict=True):
-            shares = [[np.mean([found[a] == found[b] for found in part]) for b in names] for a in names]
-            _matrix(axis, np.array(shares), names, f"share of rounds in one cluster, {title}", "viridis", 0, 1)
+            matrix(axis, together(part, names), names, f"share of rounds in one cluster, {title}", "viridis", 0, 1)
         _save(figure, folder / "clusters.png")
     figure, axes = pyplot.subplots(1, 2, figsize=(13, 6))
     for axis, method in zip(axes, ("atc", "no contrast loss"), strict=True):
@@ -307,7 +308,7 @@ def pictures(results: list[dict[str, Any]], folder: Path) -> None:
                 if a != b:
                     ranks[i, j] = np.mean([found[a].index(b) + 1 for found in own])
         title = "with" if method == "atc" else "without"
-        _matrix(
+        matrix(
             axis, ranks, names, f"mean rank as a neighbour, {title} contrastive loss", "viridis_r", 1, len(names) - 1
         )
     _save(figure, folder / "ranks.png")
@@ -316,21 +317,6 @@ def pictures(results: list[dict[str, Any]], folder: Path) -> None:
 def _half(results: list[dict[str, Any]], late: bool) -> list[dict[str, int]]:
     halves = [(r["clusters"], len(r["clusters"]) // 2) for r in results]
     return [found for clusters, half in halves for found in (clusters[half:] if late else clusters[:half])]
-
-
-def _matrix(axis: Any, values: Any, names: list[str], title: str, colours: str, low: float, high: float) -> None:
-    shown = axis.imshow(values, cmap=colours, vmin=low, vmax=high)
-    axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    axis.set_yticks(range(len(names)), names)
-    axis.set_title(title, fontsize=10)
-    for i, row in enumerate(values):
-        for j, value in enumerate(row):
-            if np.isfinite(value):
-                share = (value - low) / (high - low)
-                dark = share < 0.6 if colours == "viridis" else share > 0.4
-                colour = "white" if dark else "black"
-                axis.text(j, i, f"{value:.1f}", ha="center", va="center", fontsize=7, color=colour)
-    axis.figure.colorbar(shown, ax=axis, fraction=0.046)
 
 
 def _save(figure: Any, path: Path) -> None:

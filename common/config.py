@@ -409,8 +409,11 @@ def check(kind: type[S], values: Mapping[str, Any], source: str) -> S:
 
 
 def load_run(source: str | Path, overrides: Iterable[str] = (), root: Path | None = None) -> RunConfig:
-    """A run's configuration from a TOML file, or from TOML or JSON text, with `key=value` overrides."""
-    values, name = read_values(source, root)
+    """A run's configuration from a TOML file, or from TOML or JSON text, with `key=value` overrides.
+
+    A file may hold `extends = "other.toml"`, a path from its own folder: it then says only what differs from that one.
+    """
+    values, name = read_run_values(source, root)
     for override in overrides:
         _override(values, override)
     return check(RunConfig, values, name)
@@ -457,6 +460,36 @@ def read_values(source: str | Path, root: Path | None = None) -> tuple[dict[str,
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"{name}: not valid {'JSON' if loads is json.loads else 'TOML'}: {error}") from None
     return dict(values), name
+
+
+def read_run_values(source: str | Path, root: Path | None = None) -> tuple[dict[str, Any], str]:
+    """As `read_values`, with everything that a file extends merged into it."""
+    values, name = read_values(source, root)
+    below: list[Path] = []
+    path = Path(name)
+    while "extends" in values:
+        further = values.pop("extends")
+        if not isinstance(further, str) or name == "configuration text":
+            raise ConfigError(f'{name}:\n  extends: write the path of a TOML file, from a file: extends = "base.toml"')
+        below.append(path.resolve())
+        path = path.parent / Path(further).expanduser()
+        if path.resolve() in below:
+            chain = " -> ".join(each.name for each in [*below, path])
+            raise ConfigError(f"{name}:\n  extends: the files extend each other in a circle ({chain}); take one out")
+        if not path.is_file():
+            raise ConfigError(f"{below[-1]}:\n  extends: there is no file {path}; paths begin at the file's own folder")
+        values = _merged(read_values(path)[0], values)
+    return values, name
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merged key by key; anything else, lists too, is as the upper one has it."""
+    found = dict(under)
+    for key, value in over.items():
+        beneath = found.get(key)
+        both = isinstance(beneath, dict) and isinstance(value, dict)
+        found[key] = _merged(beneath, value) if both else value  # type: ignore[arg-type]
+    return found
 
 
 def _override(values: dict[str, Any], text: str) -> None:

@@ -1,1 +1,1 @@
-"""Run configurations, one TOML a run."""
+"""Run configurations, one TOML a run; and tables of them (`fedstill compare`): reading, running, reporting."""

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedstill import __version__, coordinator
+from fedstill import __version__, comparing, coordinator
 from fedstill.screen import Screen, results, size
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 coordinator.add_to(app)
+comparing.add_to(app)
 console = Console()
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 Runs = Annotated[Path, typer.Option("--runs", envvar="FEDSTILL_RUNS", help="The folder that holds the runs.")]

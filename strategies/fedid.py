@@ -102,6 +102,8 @@ class FedID(Method):
         replies = yield self._first(batches[0], sites)
         for i, rows in enumerate(batches):  # step 2
             weights = by_size({r.node: r.metrics["texts"] for r in replies})
+            if i == 0 and self.p.aggregation == "mean":
+                self.record.event("weights", round=number, weighting="size", weights=weights)
             ensemble, target = self._combine(replies, weights)  # 2b, eq. 10
             practice = self.practice(i / len(batches), (i + 1) / len(batches))
             back, loss = self._central_step(number, i, rows, ensemble, target, practice)  # 2c, 2d, eqs. 11, 12

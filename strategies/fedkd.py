@@ -61,6 +61,8 @@ class FedKD(EnsembleMethod):
         replies = yield self.ask_predictions(rows, sites)
         if self.p.class_weights:
             weights = by_class({r.node: counts[r.node] for r in replies})
+            shown = {name: weight.tolist() for name, weight in weights.items()}
+            self.record.event("weights", round=number, weighting="class", weights=shown)
             z = mean_predictions({r.node: r.arrays["logits"] for r in replies}, weights)
         else:
             z = self.mean_logits(replies)

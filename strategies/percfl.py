@@ -52,10 +52,12 @@ class PerCFL(PersonalMethod):
         if number > self.p.warmup_rounds:
             for cluster in sorted({self.key_of(r.node) for r in replies}, key=int):
                 self._split(number, cluster, [r for r in replies if self.key_of(r.node) == cluster])
+        found = {site: int(self.key_of(site)) for site in self.link.sites}
+        self.record.event("clusters", round=number, clusters=found)
         self.average(replies)
         self.show_mean(replies)
         self.held((yield self.giving_back(replies)))
-        return {**self.loss(replies), "clusters": len({self.key_of(site) for site in self.link.sites})}
+        return {**self.loss(replies), "clusters": len(set(found.values()))}
 
     def _split(self, number: int, cluster: str, members: list[Reply]) -> None:
         """Two clusters where there was one, if it is time; who did not answer stays with the larger part."""

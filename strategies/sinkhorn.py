@@ -82,8 +82,8 @@ class ConfidentDistillation(Method):
         # phase 3
         replies = yield Ask("query.predictions", {"rows": rows}, to=sites, check=predictions(rows, classes))
         # phase 4
-        loss = self.student.fit_public(rows, self._loss(replies, biases), self.p.distill_epochs, self.practice())
-        return {"loss": loss}
+        loss = self._loss(number, replies, biases)
+        return {"loss": self.student.fit_public(rows, loss, self.p.distill_epochs, self.practice())}
 
     def _pretrain(self, rows: Rows) -> None:
         """The central model learns the server's labelled texts; what it then says is kept for good."""
@@ -107,19 +107,25 @@ class ConfidentDistillation(Method):
         seed = derive(self.config.seed, "noise")
         return {"seed": seed, "count": self.p.noise_texts, "length": self.p.noise_length, "noise": self.p.noise}
 
-    def _loss(self, replies: list[Reply], biases: Mapping[str, np.ndarray]) -> Callable[[Tensor, Rows], Tensor]:
+    def _loss(
+        self, number: int, replies: list[Reply], biases: Mapping[str, np.ndarray]
+    ) -> Callable[[Tensor, Rows], Tensor]:
         """Eq. 4, normalised as in Algorithm 1: mean over x of sum_k W_k(x) Dist(h(x), h_k(x)) / sum_k W_k(x)."""
-        said = [softmax(r.arrays["logits"]) for r in replies]
+        said, who = [softmax(r.arrays["logits"]) for r in replies], [r.node for r in replies]
         sizes = [int(r.metrics["texts"]) for r in replies]
         centres = [biases[r.node] for r in replies] if biases else []
         if self.p.without_forgetting:
             said.append(self._before["teacher"])
+            who.append("central")
             sizes.append(len(self.student.labelled))
             centres += [self._before["bias"]] if biases else []
         h = np.stack(said)
         device = self.student.learner.model.device
         teachers = torch.from_numpy(h).to(device)
-        weights = torch.from_numpy(self._weights(h, sizes, centres).astype(np.float32)).to(device)
+        w = self._weights(h, sizes, centres)
+        means = dict(zip(who, w.mean(axis=1).tolist(), strict=True))  # over texts: what a picture of the run shows
+        self.record.event("weights", round=number, weighting=self.p.weighting, weights=means)
+        weights = torch.from_numpy(w.astype(np.float32)).to(device)
         return lambda logits, places: (
             (weights[:, places] * self.distance(logits, teachers[:, places])).sum(dim=0).mean()
         )

@@ -151,6 +151,10 @@ def test_fedid_is_its_algorithm_written_out(federation: Make, small: Small, auth
     one, two = federation(small(*changes)), federation(small(*changes))
     one.run()
     plain_fedid(two, authors=authors, feedback=feedback)
+    sizes = {node.name: len(node.private) for node in two.nodes}
+    told = one.events("weights")
+    assert [event["round"] for event in told] == [1]
+    assert told[0]["weights"] == {name: size / sum(sizes.values()) for name, size in sizes.items()}
     assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=2e-5)
     for node, other in zip(one.nodes, two.nodes, strict=True):
         assert torch.allclose(flat(node.learner), flat(other.learner), atol=2e-5)

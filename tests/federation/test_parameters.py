@@ -257,6 +257,9 @@ def test_percfl_splits_two_planted_groups_when_it_is_time(make: Any) -> None:
         (2, [["east", "north"], ["south", "west"]])
     ]
     assert [e["metrics"]["clusters"] for e in made.events("round_finished")] == [1, 2, 2]
+    told = [e["clusters"] for e in made.events("clusters")]
+    assert [len(set(clusters.values())) for clusters in told] == [1, 2, 2]
+    assert told[1]["north"] == told[1]["east"] != told[1]["south"] == told[1]["west"]
     models = {node.name: node.learner.weights()["bert.pooler.dense.bias"] for node in made.nodes}
     assert np.allclose(models["north"], began + 1.05, atol=1e-5)
     assert np.allclose(models["south"], began - 1.05, atol=1e-5)

@@ -124,8 +124,8 @@ def plain_kl(h: Tensor, teachers: Tensor) -> Tensor:
 
 def plain(
     two: Federation, weighting: str, distance: Callable[[Tensor, Tensor], Tensor], forgetting: bool
-) -> list[float]:
-    """One round of the paper written out; the mean loss of each epoch."""
+) -> tuple[list[float], list[float]]:
+    """One round of the paper written out; the mean loss of each epoch, and the mean weight of each teacher."""
     student, rows, count = two.student, np.arange(40), 40
     student.begin_round(1)
     student.fit_labelled(2, Practice())
@@ -158,7 +158,8 @@ def plain(
         return ((w[:, i] * distance(F.softmax(z, dim=-1), h_k[:, i])).sum(0) / w[:, i].sum(0)).mean()
 
     with student.learner.at(1, 2 if forgetting else 1):
-        return student.learner.fit(student.public, rows, loss, 2, "distil", Practice())
+        losses = student.learner.fit(student.public, rows, loss, 2, "distil", Practice())
+    return losses, (w / w.sum(0)).mean(1).tolist()
 
 
 def find_noise_seed(made: Federation) -> int:
@@ -181,7 +182,10 @@ def test_the_method_is_its_algorithm_written_out(
     changes = (f"method.name={name}", f"method.weighting={weighting}", flag, "data.partition=dirichlet-clients", *QUICK)
     one, two = federation(small(*changes)), federation(small(*changes))
     one.run()
-    losses = plain(two, weighting, distance, forgetting)
+    losses, weights = plain(two, weighting, distance, forgetting)
+    told = one.events("weights")[0]["weights"]
+    assert list(told) == ["north", "south", "central"][: len(weights)]
+    assert list(told.values()) == pytest.approx(weights, abs=1e-5)
     assert one.events("round_finished")[0]["metrics"]["loss"] == pytest.approx(losses[-1], abs=1e-5)
     assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=2e-5)
     for node, other in zip(one.nodes, two.nodes, strict=True):

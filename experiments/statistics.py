@@ -1,0 +1,78 @@
+"""What seeds allow to say: means and deviations, paired differences, and whether two orders of methods agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample deviation (over n - 1); one value alone has no deviation."""
+
+    mean: float
+    deviation: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean difference of pairs, its deviation, and p of the two-sided paired t-test where there is one."""
+
+    mean: float
+    deviation: float | None
+    p: float | None
+    n: int
+
+    @property
+    def says(self) -> str:
+        """The test in words."""
+        if self.n < 2:
+            return "one seed"
+        if self.p is None:
+            return f"no spread, n = {self.n}"
+        return f"{'p < 0.001' if self.p < 0.001 else f'p = {self.p:.3f}'}, n = {self.n}"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Kendall's tau-b of two orders, and the pairs that they order differently."""
+
+    tau: float | None
+    discordant: list[tuple[str, str]]
+    rows: int
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs there are."""
+        return self.rows * (self.rows - 1) // 2
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and sample deviation."""
+    found = np.asarray(values, np.float64)
+    return Spread(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else None, len(found))
+
+
+def paired(values: Sequence[float], base: Sequence[float]) -> Difference:
+    """values - base, pair by pair. Where all pairs differ by the same there is no test."""
+    differences = np.asarray(values, np.float64) - np.asarray(base, np.float64)
+    about = spread(differences.tolist())
+    p = None
+    if about.deviation is not None and about.deviation > 1e-12 * max(1.0, abs(about.mean)):
+        p = float(stats.ttest_rel(values, base).pvalue)
+    return Difference(about.mean, about.deviation, p, about.n)
+
+
+def agreement(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Agreement:
+    """How far two orders of the rows that both have agree; a tie is no disagreement."""
+    names = [name for name in ours if name in theirs]
+    a, b = ({name: of[name] for name in names} for of in (ours, theirs))
+    discordant = [(x, y) for x, y in combinations(names, 2) if (a[x] - a[y]) * (b[x] - b[y]) < 0]
+    tau = float(stats.kendalltau(list(a.values()), list(b.values())).statistic) if len(names) > 1 else math.nan
+    return Agreement(None if math.isnan(tau) else tau, discordant, len(names))

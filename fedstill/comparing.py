@@ -1,0 +1,178 @@
+"""The command `fedstill compare`, and what it shows while the runs go."""
+
+from __future__ import annotations
+
+import json
+import signal
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+if TYPE_CHECKING:
+    from fedstill.experiments.results import Results
+    from fedstill.experiments.runner import Progress
+    from fedstill.experiments.tables import Table
+
+out = Console(soft_wrap=True, highlight=False)
+screen = Console(stderr=True, soft_wrap=True, highlight=False)  # so that stdout has the results alone
+
+
+SHOWN = 3  # runs that a line has room for
+
+
+class On(StrEnum):
+    """Where the runs of a table run."""
+
+    process = "process"
+    local = "local"
+    simulation = "simulation"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put the command beside the others."""
+    app.command()(compare)
+
+
+def compare(
+    folder: Annotated[
+        Path, typer.Argument(help="A table's folder (table.toml and a TOML file a row), or one of such.")
+    ],
+    seeds: Annotated[str | None, typer.Option(help="Other seeds than table.toml has, such as 1,2,3.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time; by default as many as there are cores.")
+    ] = None,
+    rows: Annotated[str, typer.Option(help="Run only the rows whose names match, such as 'fedid*'.")] = "*",
+    runs: Annotated[Path, typer.Option("--runs", envvar="FEDSTILL_RUNS", help="The folder that holds the runs.")] = (
+        Path("runs")
+    ),
+    on: Annotated[
+        On,
+        typer.Option(
+            help="[bold]process[/bold]: a run is one process; [bold]local[/bold] and [bold]simulation[/bold]: as with "
+            "fedstill run, one run at a time unless --jobs says otherwise."
+        ),
+    ] = On.process,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing; write what is there.")] = False,
+    keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep every run's central model.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
+) -> None:
+    """Run every row of a table with every seed; write table, pictures and report. What is done is not run again."""
+    from fedstill.experiments.report import write_report
+    from fedstill.experiments.results import Results
+    from fedstill.experiments.runner import default_jobs
+    from fedstill.experiments.tables import find_tables, read_table
+
+    tables = [read_table(found) for found in find_tables(folder)]
+    if seeds is not None:
+        tables = [table.with_seeds(_numbers(seeds)) for table in tables]
+    found = []
+    for table in tables:
+        place = runs / "compare" / table.name
+        if not report_only:
+            _run(table, place, on, jobs or default_jobs(on.value), rows, keep_models)
+        results = Results(table, place)
+        page = write_report(results)
+        found.append(results)
+        if not as_json:
+            _show(results, page)
+    if as_json:
+        facts = [results.facts() for results in found]
+        print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=1))
+    if any(results.failed for results in found):
+        raise typer.Exit(1)
+
+
+def _run(table: Table, place: Path, on: On, jobs: int, rows: str, keep_models: bool) -> None:
+    from fedstill.experiments.runner import run_table
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job starts with SIGINT ignored
+        signal.signal(number, _interrupt)
+    try:
+        with Watching(table.settings.title) as watching:
+            run_table(table, place, on.value, jobs, watching, rows, keep_models)
+    except KeyboardInterrupt:
+        screen.print("Stopped. The same command goes on where this one was.")
+        raise typer.Exit(130) from None
+
+
+def _show(results: Results, page: Path) -> None:
+    from rich.table import Table as Grid
+
+    from fedstill.experiments.cells import gaps, head, line, notes
+
+    grid = Grid(title=results.table.settings.title, title_justify="left")
+    for place, title in enumerate(head(results)):
+        grid.add_column(title, justify="right" if place else "left")
+    for row in results.rows:
+        grid.add_row(*(f"[bold]{text[1:-1]}[/bold]" if text[:1] == "\0" else text for text in line(results, row, "\0")))
+    Console(highlight=False, width=None if out.is_terminal else 240).print(grid)
+    for note in notes(results):
+        out.print(note, markup=False)
+    for gap in gaps(results):
+        out.print(gap, style="red", markup=False)
+    out.print(f"Report: {page}", markup=False)
+
+
+class Watching:
+    """A live bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, title: str) -> None:
+        self.bar: Bar | None = None
+        screen.print(f"[bold]{title}[/bold]")
+        if screen.is_terminal:
+            parts = (TextColumn("{task.completed}/{task.total} runs"), BarColumn(bar_width=24), TimeElapsedColumn())
+            self.bar = Bar(*parts, TextColumn("{task.description}"), console=screen, transient=True)
+            self.task = self.bar.add_task("", total=0)
+
+    def __enter__(self) -> Watching:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def says(self, text: str) -> None:
+        """One line that stays."""
+        screen.print(text, markup=False)
+
+    def moves(self, progress: Progress) -> None:
+        """How far the table is, who runs, and how long it will take."""
+        if self.bar is not None:
+            self.bar.update(self.task, total=progress.total, completed=progress.done, description=status(progress))
+
+
+def status(progress: Progress) -> str:
+    """Who runs in which round, and the time that is left."""
+    running = "; ".join(
+        f"{run.name}: " + ("starting" if run.round is None else f"round {run.round} of {run.config.rounds}")
+        for run in progress.running[:SHOWN]
+    )
+    running += f"; and {len(progress.running) - SHOWN} more" if len(progress.running) > SHOWN else ""
+    left = progress.left()
+    return f"{running} · {'time left unknown yet' if left is None else f'about {duration(left)} left'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds {text!r}: write whole numbers with commas between them, such as 1,2,3") from None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,187 @@
+"""A whole table: real workers, one that is killed, one that is stopped, and what the next call makes of it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from fedstill.cli import app
+from fedstill.common.config import ConfigError, load_run
+from fedstill.experiments import worker
+from fedstill.experiments.outputs import load_outputs
+from fedstill.experiments.runner import Progress, Run, run_table, state_of
+from fedstill.experiments.tables import read_table
+from tests.conftest import without_times
+from tests.federation.conftest import Federation
+
+BASE = """
+rounds = 1
+[data]
+private = 48
+public = 24
+labelled = 8
+test = 20
+[train]
+learning_rate = 1e-3
+max_length = 12
+batch_size = 16
+[method]
+local_epochs = 1
+[central]
+model = "tiny-bert"
+[report]
+alone = false
+centralized = false
+[[sites]]
+name = "north"
+model = "tiny-bert"
+[[sites]]
+name = "south"
+model = "tiny-bert"
+"""
+
+
+class Watching:
+    """Hears what is said, and may step in."""
+
+    def __init__(self, step: Callable[[Progress], None] = lambda progress: None) -> None:
+        self.said: list[str] = []
+        self.step = step
+
+    def says(self, text: str) -> None:
+        self.said.append(text)
+
+    def moves(self, progress: Progress) -> None:
+        self.step(progress)
+
+
+def make(folder: Path, seeds: list[int], **rows: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "base.toml").write_text(BASE)
+    (folder / "table.toml").write_text(
+        f'title = "Small"\nseeds = {seeds}\ncolumns = ["central.accuracy", "sites.accuracy", "bytes_up"]\n'
+        f"baselines = {[*rows][:1]}\n"
+    )
+    for row, text in rows.items():
+        (folder / f"{row}.toml").write_text(f'extends = "base.toml"\n{text}\n')
+    return folder
+
+
+def pid_of(run: Run) -> int | None:
+    try:
+        lines = (run.folder / "events.jsonl").read_text().splitlines()
+    except OSError:
+        return None
+    return next((json.loads(line)["pid"] for line in lines if '"run_started"' in line), None)
+
+
+def test_what_failed_is_said_and_run_again_and_what_is_done_is_not(tmp_path: Path) -> None:
+    folder = make(tmp_path / "tiny", [1, 2], dsfl='[method]\nname = "ds-fl"', oneshot='[method]\nname = "fedkd"')
+    out = tmp_path / "runs/compare/tiny"
+    killed: list[int] = []
+
+    def kill_one(progress: Progress) -> None:
+        for run in progress.running:
+            if run.seed == 2 and not killed and (pid := pid_of(run)) is not None:
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
+
+    failed = run_table(read_table(folder), out, "process", 2, Watching(kill_one), rows="ds*")
+    assert [(run.row, run.seed) for run in failed] == [("dsfl", 2)]
+    assert "was ended by signal 9" in json.loads((out / "dsfl/seed-2/failed.json").read_text())["error"]
+    found = CliRunner().invoke(app, ["compare", str(folder), "--runs", str(tmp_path / "runs"), "--report-only"])
+    assert found.exit_code == 1
+    table = (out / "table.md").read_text()
+    assert "dsfl (1 of 2 seeds)" in table
+    assert "dsfl: 1 of 2 seeds, seed 2 failed: the worker was ended by signal 9" in table
+
+    finished, half = out / "dsfl/seed-1", out / "oneshot/seed-1"
+    before = {path.name: path.stat().st_mtime_ns for path in finished.iterdir()}
+    half.mkdir(parents=True)
+    (half / "config.toml").write_text(read_table(folder).config("oneshot", 1).to_toml())
+    (half / "events.jsonl").write_text('{"event": "run_sta')
+    second = Watching()
+    assert run_table(read_table(folder), out, "process", 2, second) == []
+    assert {path.name: path.stat().st_mtime_ns for path in finished.iterdir()} == before
+    assert second.said[:3] == [
+        "oneshot, seed 1: its folder was half written, begun anew",
+        "dsfl, seed 2: failed last time, begun anew",
+        "1 of 4 runs are there already",
+    ]
+    assert not (out / "dsfl/seed-2/failed.json").exists()
+    assert json.loads((half / "events.jsonl").read_text().splitlines()[0])["event"] == "run_started"
+
+    found = CliRunner().invoke(app, ["compare", str(folder), "--runs", str(tmp_path / "runs"), "--json"])
+    assert found.exit_code == 0
+    facts = json.loads(found.stdout)
+    summary = json.loads((finished / "summary.json").read_text())
+    assert facts["rows"]["dsfl"]["columns"]["central.accuracy"]["seeds"]["1"] == summary["central"]["accuracy"]
+    assert facts["rows"]["oneshot"]["columns"]["central.accuracy"]["difference"]["n"] == 2
+    outputs = load_outputs(finished)
+    assert outputs is not None
+    assert outputs["embeddings"].shape == (20, 128)
+    right = outputs["central"].argmax(axis=1) == outputs["labels"]
+    assert right.mean() == pytest.approx(summary["central"]["accuracy"])
+    assert np.allclose(outputs["site/north"].sum(axis=1), 1, atol=1e-5)
+    assert {"curves", "bytes", "weights", "confidence", "embeddings"} == {p.stem for p in (out / "pictures").iterdir()}
+    assert not (finished / "checkpoints").exists()
+
+
+def test_a_stopped_table_leaves_no_worker_and_goes_on_to_the_same_end(
+    tmp_path: Path, federation: Callable[..., Federation]
+) -> None:
+    folder = make(tmp_path / "tiny", [5], fedid='rounds = 4\n[method]\nname = "fedid"\ndistill_epochs = 2')
+    table, out = read_table(folder), tmp_path / "out"
+    run = Run("fedid", 5, table.config("fedid", 5), out / "fedid/seed-5")
+    workers: list[int] = []
+
+    def stop(progress: Progress) -> None:
+        if progress.running[0].round == 2 and (pid := pid_of(progress.running[0])) is not None:
+            workers.append(pid)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_table(table, out, "process", 1, Watching(stop))
+    assert not psutil.pid_exists(workers[0])
+    assert state_of(run) == "resumable"
+    again = Watching()
+    assert run_table(table, out, "process", 1, again) == []
+    assert again.said[0] == "fedid, seed 5: taken up at its last checkpoint"
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    assert next(event["round"] for event in events if event["event"] == "resumed") >= 1
+    straight = federation(load_run(folder / "fedid.toml", ["seed=5"])).run()
+    assert without_times(json.loads((run.folder / "summary.json").read_text())) == without_times(straight)
+
+
+def test_a_worker_says_itself_why_it_failed(tmp_path: Path) -> None:
+    folder = make(tmp_path / "tiny", [1], oneshot='rounds = 2\n[method]\nname = "fedkd"')
+    place = tmp_path / "seed-1"
+    place.mkdir()
+    (place / "config.toml").write_text(read_table(folder).config("oneshot", 1).to_toml())
+    assert worker.main(place, "process", False) == 1
+    assert json.loads((place / "failed.json").read_text())["error"].startswith("ValueError: fedkd is one shot")
+
+
+def test_two_calls_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    folder = make(tmp_path / "tiny", [1], alone='[method]\nname = "isolated"')
+    out = tmp_path / "out"
+    out.mkdir()
+    with (out / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another `fedstill compare` runs this table"):
+            run_table(read_table(folder), out, "process", 1, Watching())
+
+
+def test_a_row_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path / "tiny", [1], alone='[method]\nname = "isolated"')
+    with pytest.raises(ConfigError, match=r"--rows fed\*: no row .* rows: alone"):
+        run_table(read_table(folder), tmp_path / "out", "process", 1, Watching(), rows="fed*")
