@@ -175,6 +175,8 @@ def value_of(column: Column, summary: dict[str, Any]) -> float | None:
     sites = summary["sites"]
     if column.key in ("bytes_up", "bytes_down"):
         return float(np.mean([site[column.key] for site in sites.values()]))
+    if column.key == "seconds" and summary["done"].get("reused"):
+        return None
     if column.key == "seconds":
         return float(summary["seconds"]["total"])
     if UNTRAINED.get(summary["method"]) == column.whose:

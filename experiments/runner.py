@@ -84,7 +84,14 @@ class Progress:
 
 
 def run_table(
-    table: Table, out: Path, on: On, jobs: int, watch: Watch, rows: str = "*", keep_models: bool = False
+    table: Table,
+    out: Path,
+    on: On,
+    jobs: int,
+    watch: Watch,
+    rows: str = "*",
+    keep_models: bool = False,
+    reuse: Path | None = None,
 ) -> list[Run]:
     """Run what is not done; the runs that failed. Whatever ends this early ends the workers too."""
     wanted = [row for row in table.rows if fnmatch(row, rows)]
@@ -116,7 +123,8 @@ def run_table(
         if not progress.waiting:
             return []
         check_tasks(table)
-        return _work(progress, out, on, watch, keep_models)
+        options = [*(["--keep-models"] if keep_models else []), *(["--reuse", str(reuse.resolve())] if reuse else [])]
+        return _work(progress, out, on, watch, options)
 
 
 def run_folder(out: Path, row: str, seed: int) -> Path:
@@ -149,14 +157,14 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _work(progress: Progress, out: Path, on: On, watch: Watch, keep_models: bool) -> list[Run]:
+def _work(progress: Progress, out: Path, on: On, watch: Watch, options: list[str]) -> list[Run]:
     failed: list[Run] = []
     env = {**environment(), "OMP_NUM_THREADS": "1"}
     with Processes(out / "logs", env) as processes:
         try:
             while progress.waiting or progress.running:
                 while progress.waiting and len(progress.running) < progress.jobs:
-                    _start(processes, progress, on, keep_models)
+                    _start(processes, progress, on, options)
                 for run in list(progress.running):
                     code = processes.running[_log(run)].poll()
                     _look(run)
@@ -179,7 +187,7 @@ def _work(progress: Progress, out: Path, on: On, watch: Watch, keep_models: bool
     return failed
 
 
-def _start(processes: Processes, progress: Progress, on: On, keep_models: bool) -> None:
+def _start(processes: Processes, progress: Progress, on: On, options: list[str]) -> None:
     run = progress.waiting.pop(0)
     if state_of(run) != "resumable":
         shutil.rmtree(run.folder, ignore_errors=True)
@@ -189,7 +197,7 @@ def _start(processes: Processes, progress: Progress, on: On, keep_models: bool) 
     events = run.folder / "events.jsonl"
     run.read = events.stat().st_size if events.exists() else 0
     command = [sys.executable, "-m", "fedstill.experiments.worker", str(run.folder.resolve()), on]
-    processes.start(_log(run), [*command, *(["--keep-models"] if keep_models else [])])
+    processes.start(_log(run), [*command, *options])
     run.began = time.monotonic()
     progress.running.append(run)
 

@@ -27,14 +27,14 @@ CONFIG, SUMMARY, DONE, FAILED, OWN_SCORES = "config.toml", "summary.json", "done
 LEFTOVERS = ("checkpoints", "sites", "flower", "app")  # what only an unfinished run needs
 
 
-def main(folder: Path, on: str, keep_models: bool) -> int:
+def main(folder: Path, on: str, keep_models: bool, reuse: Path | None) -> int:
     """Run, or go on with, the run of this folder; 0 if it finished."""
     began = time.perf_counter()
     config = load_run(folder / CONFIG)
     resume = can_resume(config, folder)
     try:
         if on == "process":
-            run_in_process(config, folder, resume)
+            run_in_process(config, folder, resume, reuse)
         else:
             from fedstill.deploy.local import run_here
 
@@ -44,7 +44,9 @@ def main(folder: Path, on: str, keep_models: bool) -> int:
         reason = f"{type(error).__name__}: {error}{_site_reasons(folder)}"
         write_atomically(folder / FAILED, json.dumps({"error": reason}, indent=1) + "\n")
         return 1
-    write_atomically(folder / DONE, json.dumps(_about(on, time.perf_counter() - began), indent=1) + "\n")
+    write_atomically(
+        folder / DONE, json.dumps(_about(on, time.perf_counter() - began, reuse is not None), indent=1) + "\n"
+    )
     for name in [*LEFTOVERS, *([] if keep_models else ["central"])]:
         shutil.rmtree(folder / name, ignore_errors=True)
     return 0
@@ -57,13 +59,14 @@ def can_resume(config: RunConfig, folder: Path) -> bool:
     return bool(set.intersection(*held, *(set(checkpoint.rounds(state / "checkpoints")) for state in states)))
 
 
-def run_in_process(config: RunConfig, folder: Path, resume: bool) -> None:
+def run_in_process(config: RunConfig, folder: Path, resume: bool, reuse: Path | None = None) -> None:
     """Server and sites in this process, one thread in all."""
     import torch
 
     torch.set_num_threads(1)
     from fedstill.client.mixed import make_node
     from fedstill.experiments.outputs import save_outputs
+    from fedstill.experiments.reuse import reuse_first_training
     from fedstill.server.app import admission
     from fedstill.server.holder import make_student
     from fedstill.server.link import LocalLink
@@ -78,6 +81,9 @@ def run_in_process(config: RunConfig, folder: Path, resume: bool) -> None:
         method = kind(params, config, student, record)
         method.summary()
         nodes = [make_node(config, site, folder.name, folder / "sites" / site.name) for site in config.sites]
+        if reuse is not None and not config.mixed and not resume:
+            for node in nodes:
+                reuse_first_training(node, reuse)
         method.run(LocalLink(nodes, admission(config, student)), resume)
         if config.mixed:
             scores = {node.name: _last_scores(node.folder / "scores.jsonl") for node in nodes}
@@ -107,7 +113,7 @@ def _site_reasons(folder: Path) -> str:
     return "".join(f"; {reason}" for reason in sorted(found))
 
 
-def _about(on: str, seconds: float) -> Facts:
+def _about(on: str, seconds: float, reused: bool) -> Facts:
     import torch
 
     cpu = round(time.process_time(), 2)  # of this process alone
@@ -117,6 +123,7 @@ def _about(on: str, seconds: float) -> Facts:
         "cpu_seconds": cpu,
         "torch": torch.__version__,
         "cores": os.cpu_count(),
+        "reused": reused,
     }
 
 
@@ -127,6 +134,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _stop)
     try:
-        sys.exit(main(Path(sys.argv[1]), sys.argv[2], "--keep-models" in sys.argv))
+        place, where, *options = sys.argv[1:]
+        shared = Path(options[options.index("--reuse") + 1]) if "--reuse" in options else None
+        sys.exit(main(Path(place), where, "--keep-models" in options, shared))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -59,6 +59,12 @@ def compare(
         ),
     ] = On.process,
     report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing; write what is there.")] = False,
+    reuse: Annotated[
+        bool,
+        typer.Option(
+            "--reuse", help="Rows that begin alike share a site's first local training; their seconds are not shown."
+        ),
+    ] = False,
     keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep every run's central model.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
 ) -> None:
@@ -68,6 +74,8 @@ def compare(
     from fedstill.experiments.runner import default_jobs
     from fedstill.experiments.tables import find_tables, read_table
 
+    if reuse and on is not On.process:
+        raise typer.BadParameter("rows share their first training only with --on process", param_hint="--reuse")
     tables = [read_table(found) for found in find_tables(folder)]
     if seeds is not None:
         tables = [table.with_seeds(_numbers(seeds)) for table in tables]
@@ -75,7 +83,8 @@ def compare(
     for table in tables:
         place = runs / "compare" / table.name
         if not report_only:
-            _run(table, place, on, jobs or default_jobs(on.value), rows, keep_models)
+            shared = runs / "compare" / ".first-training" if reuse else None
+            _run(table, place, on, jobs or default_jobs(on.value), rows, keep_models, shared)
         results = Results(table, place)
         page = write_report(results)
         found.append(results)
@@ -88,14 +97,14 @@ def compare(
         raise typer.Exit(1)
 
 
-def _run(table: Table, place: Path, on: On, jobs: int, rows: str, keep_models: bool) -> None:
+def _run(table: Table, place: Path, on: On, jobs: int, rows: str, keep_models: bool, reuse: Path | None) -> None:
     from fedstill.experiments.runner import run_table
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job starts with SIGINT ignored
         signal.signal(number, _interrupt)
     try:
         with Watching(table.settings.title) as watching:
-            run_table(table, place, on.value, jobs, watching, rows, keep_models)
+            run_table(table, place, on.value, jobs, watching, rows, keep_models, reuse)
     except KeyboardInterrupt:
         screen.print("Stopped. The same command goes on where this one was.")
         raise typer.Exit(130) from None
