@@ -80,11 +80,7 @@ def head(results: Results) -> list[str]:
 
 def line(results: Results, row: str, mark: str = "**") -> list[str]:
     """A row's cells; the best of a column between marks."""
-    result, found = results.rows[row], [results.table.title(row)]
-    if result.untouched:
-        found[0] += " (not run)"
-    elif result.missing:
-        found[0] += f" ({len(result.summaries)} of {len(results.table.settings.seeds)} seeds)"
+    found = [results.title(row)]
     for column in results.table.columns:
         shown = cell(results, row, column)
         found.append(f"{mark}{shown}{mark}" if row in results.best(column) else shown)
@@ -108,7 +104,8 @@ def notes(results: Results) -> list[str]:
         found.append(f"Out of competition, as bounds: {named}.")
     if results.table.main is not None and results.best_baseline(results.table.main) is not None:
         found.append(
-            "Differences are paired by seed; p is of a two-sided paired t-test, not corrected for several rows."
+            "Differences are paired by seed; p is of a two-sided paired t-test, not corrected for several rows; the "
+            "best baseline was chosen by these same seeds, which is in its favour."
         )
     if isinstance(caption := settings.paper.get("caption"), str):
         found.append(f"Paper: {caption}")
@@ -121,7 +118,8 @@ def gaps(results: Results) -> list[str]:
     found = []
     for row, result in results.rows.items():
         if result.missing and not result.untouched:
-            alone = " No mean is given: the values are those of single seeds." if result.summaries else ""
+            alone = " No mean is given: the values are those of single seeds, and the row is in no test and no order."
+            alone = alone if result.summaries else ""
             found.append(f"{results.table.title(row)}: {shortened(result.note)}.{alone}")
     untouched = [results.table.title(row) for row, result in results.rows.items() if result.untouched]
     return [*found, f"Not run: {'; '.join(untouched)}."] if untouched else found

@@ -41,6 +41,7 @@ td:first-child { white-space: normal; min-width: 8rem; }
 td b { color: var(--accent); }
 td.paper, th.paper, .tag { color: var(--soft); }
 .tag { font-size: .72rem; margin-left: .4rem; white-space: nowrap; }
+table.narrow { width: auto; }
 tr.partial td { background: #fdf3f2; }
 ul.notes { font-size: .95rem; padding-left: 1.1rem; max-width: 46rem; } ul.notes li { margin: .25rem 0; }
 .gap { border-left: 3px solid var(--bad); padding: .4rem .9rem; margin: .6rem 0; font-size: .85rem; background: #fdf3f2;
@@ -122,7 +123,7 @@ def _bold(text: str) -> str:
 def _plain(title: str, rows: list[list[str]]) -> str:
     top = "".join(f"<th>{escape(text)}</th>" for text in rows[0])
     body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows[1:])
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table class='narrow'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
     return f'<h3>{escape(title)}</h3><div class="wide">{table}</div>'
 
 

@@ -89,7 +89,7 @@ def learning_curves(results: Results) -> tuple[Figure, str]:
         rounds = sorted(set.intersection(*(set(run) for run in runs)))
         values = np.array([[run[number] for number in rounds] for run in runs])
         mean, look = values.mean(axis=0), _look(results, row)
-        axes.plot(rounds, mean, label=results.table.title(row), marker="o", markersize=3, linewidth=1.6, **look)
+        axes.plot(rounds, mean, label=results.title(row), marker="o", markersize=3, linewidth=1.6, **look)
         if len(runs) > 1:
             deviation = values.std(axis=0, ddof=1)
             axes.fill_between(rounds, mean - deviation, mean + deviation, color=look["color"], alpha=0.12, linewidth=0)
@@ -148,7 +148,7 @@ def site_weights(results: Results) -> tuple[Figure, str]:
                 means.append(np.mean([np.mean(value) for value in found]))
             line = "--" if place >= len(COLOURS) else "-"
             axes.plot(rounds, means, line, color=COLOURS[place % len(COLOURS)], marker="o", markersize=3, label=name)
-        axes.set_title(results.table.title(row), fontsize=9, loc="left")
+        axes.set_title(results.title(row), fontsize=9, loc="left")
         axes.set(xlabel="round", ylim=(0, None))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     grid[0].set_ylabel("weight")
@@ -178,7 +178,7 @@ def confidence(results: Results) -> tuple[Figure, str]:
         }
         for who, said in parts.items():
             if said and who != without:
-                labels.append(f"{results.table.title(row)}, {who}")
+                labels.append(f"{results.title(row)}, {who}")
                 boxes.append(np.concatenate(said))
                 colours.append(COLOURS[0] if who == "central" else "#bbbbbb")
     if not boxes:
@@ -219,7 +219,7 @@ def clusters(results: Results) -> tuple[Figure, str]:
             halves[1].extend(found[half:])
         for part, when in zip(halves, ("first half", "second half"), strict=True):
             if part:
-                panels.append((f"{results.table.title(row)}, {when} of the rounds with clusters", part))
+                panels.append((f"{results.title(row)}, {when} of the rounds with clusters", part))
     if not panels:
         raise NoPicture("No row's method forms clusters (atc and percfl do).")
     names = list(next(iter(panels[0][1])))
@@ -284,7 +284,7 @@ def bytes_and_score(results: Results) -> tuple[Figure, str]:
         bar = about.deviation or 0.0
         axes.errorbar(cost / 1000, about.mean, yerr=bar, fmt="o", color=look["color"], capsize=2, elinewidth=0.8)
         axes.annotate(
-            results.table.title(row),
+            results.title(row),
             (cost / 1000, about.mean),
             (5, (5, -11)[place % 2]),
             textcoords="offset points",
@@ -322,7 +322,7 @@ def embeddings(results: Results) -> tuple[Figure, str]:
         for number, name in enumerate(kept["names"]):
             own = flat[kept["labels"] == number]
             axes.scatter(own[:, 0], own[:, 1], s=6, alpha=0.7, linewidth=0, color=COLOURS[number % 8], label=str(name))
-        axes.set_title(results.table.title(row), fontsize=9, loc="left")
+        axes.set_title(results.title(row), fontsize=9, loc="left")
         axes.set(xticks=[], yticks=[])
     handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(

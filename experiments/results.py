@@ -75,6 +75,13 @@ class Results:
                 missing[seed] = "not run" if state == "new" else "not finished"
         return RowResult(row, folders, summaries, missing)
 
+    def title(self, row: str) -> str:
+        """What a row is called, with how many of its seeds there are if some are missing."""
+        result, name = self.rows[row], self.table.title(row)
+        if result.untouched:
+            return f"{name} (not run)"
+        return f"{name} ({len(result.summaries)} of {len(self.table.settings.seeds)} seeds)" if result.missing else name
+
     @property
     def failed(self) -> dict[str, dict[int, str]]:
         """Why seeds failed, by row."""

@@ -18,10 +18,13 @@ from fedstill.cli import app
 from fedstill.common.config import ConfigError, load_run
 from fedstill.experiments import worker
 from fedstill.experiments.outputs import load_outputs
-from fedstill.experiments.runner import Progress, Run, run_table, state_of
+from fedstill.experiments.report import write_report
+from fedstill.experiments.results import Results
+from fedstill.experiments.runner import Progress, Run, run_folder, run_table, state_of
 from fedstill.experiments.tables import read_table
 from tests.conftest import without_times
 from tests.federation.conftest import Federation
+from tests.federation.mixed import mixed_run
 
 BASE = """
 rounds = 1
@@ -185,3 +188,28 @@ def test_a_row_that_no_file_has_is_refused(tmp_path: Path) -> None:
     folder = make(tmp_path / "tiny", [1], alone='[method]\nname = "isolated"')
     with pytest.raises(ConfigError, match=r"--rows fed\*: no row .* rows: alone"):
         run_table(read_table(folder), tmp_path / "out", "process", 1, Watching(), rows="fed*")
+
+
+def test_sites_with_tasks_of_their_own_have_columns_and_clusters(tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "atc.toml").write_text(
+        mixed_run(tmp_path / "files", "rounds=2", "method.assign_rounds=1", sites=("ann", "cat")).to_toml()
+    )
+    columns = ["sites.score", "own.ann.accuracy", "own.cat.rouge1"]
+    (folder / "table.toml").write_text(f'title = "Mixed"\nseeds = [1]\ncolumns = {columns}\n')
+    table, out = read_table(folder), tmp_path / "out"
+    place = run_folder(out, "atc", 1)
+    place.mkdir(parents=True)
+    (place / "config.toml").write_text(table.config("atc", 1).to_toml())
+    assert worker.main(place, "process", False) == 0
+    results = Results(table, out)
+    summary, own = (json.loads((place / name).read_text()) for name in ("summary.json", "own_scores.json"))
+    for site, scores in own.items():
+        assert summary["sites"][site]["after"]["score"] == pytest.approx(np.mean(list(scores.values())))
+    found = [results.values("atc", column) for column in table.columns]
+    mean = np.mean([site["after"]["score"] for site in summary["sites"].values()])
+    assert found == [{1: pytest.approx(mean)}, {1: own["ann"]["accuracy"]}, {1: own["cat"]["rouge1"]}]
+    page = write_report(results).read_text()
+    assert (out / "pictures/clusters.png").is_file()
+    assert "The sites have tasks of their own" in page
