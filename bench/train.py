@@ -244,8 +244,8 @@ def difference(first: dict[str, Any], second: dict[str, Any]) -> float:
     return max(float((a[key].float() - b[key].float()).abs().max()) for a, b in pairs for key in a)
 
 
-def measure(model: str, repeats: int) -> dict[str, Any]:
-    """Medians over turns of both."""
+def measure(model: str, repeats: int) -> Iterator[dict[str, Any]]:
+    """Medians over the turns of both so far, after every turn."""
     config = settings(model)
     nets, tokenizer, texts = begin(config)
     clocks: dict[str, list[Clock]] = {"ours": [], "lean": []}
@@ -262,9 +262,14 @@ def measure(model: str, repeats: int) -> dict[str, Any]:
                 print(
                     f"{model} {who}: "
                     + ", ".join(f"{p} {clock[p]:.2f}" for p in PHASES)
-                    + f" | {sum(clock.values()):.2f} s"
+                    + f" | {sum(clock.values()):.2f} s",
+                    flush=True,
                 )
             worst = max(worst, difference(found["ours"], found["lean"]))
+        yield _medians(clocks, worst)
+
+
+def _medians(clocks: dict[str, list[Clock]], worst: float) -> dict[str, Any]:
     totals = {who: statistics.median(sum(c.values()) for c in made) for who, made in clocks.items()}
     phases = {
         phase: {who: round(statistics.median(c[phase] for c in made), 3) for who, made in clocks.items()}
@@ -277,7 +282,7 @@ def measure(model: str, repeats: int) -> dict[str, Any]:
         "lean": round(totals["lean"], 3),
         "ours": round(totals["ours"], 3),
         "ratio": round(ratio, 3),
-        "repeats": repeats,
+        "repeats": len(clocks["ours"]),
         "largest_difference_of_weights": worst,
         "phases": phases,
     }
@@ -300,8 +305,9 @@ def main() -> int:
         return 0
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for model in args.models:
-        results[model] = measure(model, args.repeats)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        for found in measure(model, args.repeats):
+            results[model] = found
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         print(model, json.dumps(results[model]))
     bad = [name for name in args.models if results[name]["ratio"] > TARGET]
     wrong = [name for name in args.models if results[name]["largest_difference_of_weights"] > 1e-5]

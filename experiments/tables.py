@@ -228,7 +228,7 @@ def _check_names(head: Path, key: str, names: Iterable[str], known: Iterable[str
 
 
 def _name(folder: Path) -> str:
-    """The path below `experiments`, such as fedid-small-homogeneous; elsewhere the folder's own name."""
+    """The path below `experiments`, such as fedid-small-ablation; elsewhere the folder's own name."""
     parts = folder.resolve().parts
     if "experiments" in parts[:-1]:
         parts = parts[len(parts) - parts[::-1].index("experiments") :]
