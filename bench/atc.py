@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 COURSE = ROOT / "experiments/atc/small.toml"
 GROUPS = {
     "classification": ["imdb-1", "agnews-1", "agnews-2"],
-    "answers": ["squad-1", "squad-2", "xquad-1"],
-    "generation": ["cnndm-1", "cnndm-2", "questions-1", "questions-2"],
+    "answers": ["squad-1", "xquad-1"],
+    "generation": ["cnndm-1", "questions-1", "questions-2"],
 }
 DATASETS = ("imdb", "agnews", "squad", "xquad", "cnndm", "questions")
 COMMON = {"local_epochs": 1, "optimizer_state": "persistent", "schedule": "run"}
