@@ -45,7 +45,8 @@ def save(folder: Path, number: int, arrays: State, facts: Facts, keep: int = KEE
         shutil.rmtree(draft, ignore_errors=True)
         cure = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the folder's permissions"
         raise CheckpointError(f"{target}: cannot be written ({error.strerror}); {cure} and resume the run") from None
-    for old in rounds(folder)[:-keep]:
+    kept = [other for other in rounds(folder) if other <= number]  # a later one is of a past that was given up
+    for old in set(rounds(folder)) - set(kept[-keep:]):
         shutil.rmtree(folder / f"round-{old:05d}", ignore_errors=True)
     return target
 
