@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from fedstill.common.states import Spool
 from fedstill.common.wire import Facts
 from fedstill.server.holder import make_student
 from fedstill.server.link import Link, MessageLink, StreamLink
-from fedstill.server.record import Record
+from fedstill.server.record import Record, RecordError
 from fedstill.server.student import Student
 from fedstill.strategies import find_method
 
@@ -61,12 +62,12 @@ def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) ->
         method.start(grid, link=open_link, resume=resume)
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
-        record.event("run_failed", reason=reason)
-        if not (folder / "summary.json").exists():
-            record.summary({"status": "failed", "reason": reason, "method": config.method.name, "seed": config.seed})
+        with contextlib.suppress(RecordError):  # of a disk that is full; the error itself says so in Flower's log
+            record.event("run_failed", reason=reason)
+            if not (folder / "summary.json").exists():
+                facts = {"status": "failed", "reason": reason, "method": config.method.name, "seed": config.seed}
+                record.summary(facts)
         raise
-    finally:
-        record.close()
 
 
 def admission(config: RunConfig, student: Student) -> Callable[[Facts], str | None]:

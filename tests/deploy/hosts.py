@@ -52,7 +52,7 @@ def why_not() -> str | None:
         return f"these commands are missing: {', '.join(missing)}"
     trial = (
         "mount --make-rprivate / && mount -t tmpfs none /mnt && mkdir /mnt/u /mnt/w /mnt/m && ip link set lo up && "
-        "mount -t overlay none -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/m && ip link add a type veth peer name b"
+        "mount -t overlay none -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/m && ip link add trial0 type veth peer name trial1"
     )
     command = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", trial]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
