@@ -7,9 +7,7 @@ refuses the same key meanwhile. Whoever has the key and the site's lock may say 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-from collections.abc import Iterator
 from logging import WARN
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import SiteFile
+from fedstill.common.lock import only_one
 from fedstill.deploy.keys import fingerprint, public_half, read_key
 from fedstill.deploy.probe import signed
 
@@ -31,19 +30,12 @@ class SiteBusy(ValueError):
     """Another SuperNode of this site runs on this machine."""
 
 
-@contextlib.contextmanager
-def only_one(state: Path) -> Iterator[None]:
-    """Hold the site's lock; the system gives it back however this process ends."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / "running.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SiteBusy(
-                f"a flower-client with the state folder {state} runs already; end it first, or give this site a name "
-                "and a state folder of its own"
-            ) from None
-        yield
+def only_client(state: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the site's lock."""
+    cure = "end it first, or give this site a name and a state folder of its own"
+    return only_one(
+        state / "running.lock", SiteBusy(f"a flower-client with the state folder {state} runs already; {cure}")
+    )
 
 
 def sign_off(site: SiteFile, state: Path) -> bool:

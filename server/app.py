@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedstill import __file__ as package
 from fedstill.common.config import ConfigError, ExchangeConfig, RunConfig, load_run
+from fedstill.common.lock import only_one
 from fedstill.common.states import Spool
 from fedstill.common.wire import Facts
 from fedstill.server.holder import make_student
@@ -35,6 +36,15 @@ GREETING: dict[str, type] = {  # what a site says of itself, and how
     "rounds": list,
 }
 
+_BUSY = (
+    "{folder}: another ServerApp works on this run, and this one leaves it alone; `flwr list coordinator` shows it. To "
+    "start it again: flwr stop RUN coordinator, then fedstill resume"
+)
+
+
+class RunBusy(RuntimeError):
+    """A run that was resumed while it runs."""
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
@@ -48,7 +58,12 @@ def main(grid: Grid, context: Context) -> None:
 def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) -> None:
     """One run, with its record; a run that fails says why in its events and summary before Flower hears of it."""
     log(INFO, "run folder: %s", folder)
-    record = Record(folder, config)
+    with only_one(folder / "running.lock", RunBusy(_BUSY.format(folder=folder))):
+        _work(grid, config, Record(folder, config), resume)
+
+
+def _work(grid: Grid, config: RunConfig, record: Record, resume: bool) -> None:
+    folder = record.folder
     record.event("run_started", run=folder.name, method=config.method.name, resume=resume, pid=os.getpid())
     try:
         kind, params = find_method(config.method)

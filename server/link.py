@@ -104,7 +104,9 @@ class FlowerLink(Link):
         nodes = {node.node_id: node for node in self.grid.get_nodes()}
         self._registered.update({number: node.name for number, node in nodes.items() if node.name})
         came = {number: str(node.last_activated_at) for number, node in nodes.items()}
-        come = sorted(n for n in nodes if self._invited.get(n) != came[n] and not (n in self._invited and self._here(n)))
+        come = sorted(
+            n for n in nodes if self._invited.get(n) != came[n] and not (n in self._invited and self._here(n))
+        )
         common = {"config": self.config.to_json(), "run": self.run}
         ttl = self.config.exchange.session_hours * 3600
         messages = [Message(to_records({}, {**common, **facts(node)}), node, "query.join", ttl=ttl) for node in come]

@@ -96,10 +96,15 @@ class Course:
             self.command.wait(30)
             self.command = None
 
-    def server(self) -> psutil.Process | None:
-        """The ServerApp's process."""
-        found = self.hosts.coordinator.processes("flwr-serverapp")
-        return found[-1] if found else None
+    def servers(self) -> list[psutil.Process]:
+        """The processes of ServerApps: of the run, and of a resume that came too late for it."""
+        return self.hosts.coordinator.processes("flwr-serverapp")
+
+    def kill_server(self) -> None:
+        """kill -9 of the ServerApp."""
+        for process in self.servers():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     @property
     def _runs(self) -> Path:

@@ -1,9 +1,9 @@
 """The compose file's topology without a container engine: Linux namespaces, the same scripts, volumes and settings.
 
 Every service is a host: a network namespace of its own, joined by a cable (veth) to the coordinator's and to nobody
-else's, and a mount namespace that holds its volumes. A container in it has a process namespace, a read-only copy of this
-machine's files as its image, and runs the image's command as the compose file's user. All namespaces are without a name:
-they are gone with the processes that hold them, and those die with the test, however it ends.
+else's, and a mount namespace that holds its volumes. A container in it has a process namespace, a read-only copy of
+this machine's files as its image, and runs the image's command as the compose file's user. No namespace has a name: all
+are gone with the processes that hold them, and those die with the test, however it ends.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def why_not() -> str | None:
         return f"these commands are missing: {', '.join(missing)}"
     trial = (
         "mount --make-rprivate / && mount -t tmpfs none /mnt && mkdir /mnt/u /mnt/w /mnt/m && ip link set lo up && "
-        "mount -t overlay none -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/m && ip link add trial0 type veth peer name trial1"
+        "mount -t overlay none -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/m && "
+        "ip link add trial0 type veth peer name trial1"
     )
     command = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", trial]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -286,7 +287,9 @@ class Host:
 class Hosts:
     """All services of the compose file, or some of its sites; the coordinator has a cable to each."""
 
-    def __init__(self, folder: Path, sites: Sequence[str] | None = None, sizes: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, sites: Sequence[str] | None = None, sizes: Mapping[str, str] | None = None
+    ) -> None:
         compose = yaml.safe_load((DOCKER / "docker-compose.yml").read_text())
         services = compose["services"]
         names = [COORDINATOR, *(sites or [name for name in services if name != COORDINATOR])]
@@ -316,7 +319,7 @@ class Hosts:
             host.end()
 
     def start(self, known: bool = False) -> None:
-        """`docker compose up`, and every site's key is registered, as docs/DEPLOYMENT.md has it; or before, if known."""
+        """`docker compose up`, then every site's key is registered, as in docs/DEPLOYMENT.md; before, if `known`."""
         self.coordinator.start()
         self.coordinator.healthy()
         for host in self.sites.values():
