@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo test test-unit test-federation test-deploy lint types check bench-exchange bench-transport bench-bytes \
+.PHONY: help setup demo test test-unit test-federation test-deploy test-faults lint types check bench-exchange bench-transport bench-bytes \
 	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train clean
 
 help: ## list the targets
@@ -39,6 +39,9 @@ test-federation: $(READY) ## whole federations in one process
 
 test-deploy: $(READY) ## real superlink and supernode processes on loopback
 	$(BIN)/pytest tests/deploy
+
+test-faults: $(READY) ## sites, ServerApp and SuperLink killed 20 times each in network namespaces; needs root
+	$(BIN)/pytest -m faults -s tests/deploy/test_faults.py
 
 lint: $(READY) ## ruff, on form and content
 	$(BIN)/ruff check .

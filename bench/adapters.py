@@ -71,7 +71,6 @@ def run(config: RunConfig, folder: Path) -> dict[str, float]:
     kind, params = find_method(config.method)
     nodes = [Node(config, site, "run", folder / site.name) for site in config.sites]
     summary: dict[str, Any] = kind(params, config, student, record).run(LocalLink(nodes, admission(config, student)))
-    record.close()
     sites = summary["sites"].values()
     return {
         "central": summary["central"]["accuracy"],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fedstill.common.checkpoint import append_line
 from fedstill.common.wire import Ask, Facts, Reply, size_of
 
 
@@ -42,9 +42,7 @@ class Ledger:
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "run": self.run, **facts}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "ab") as file:  # one write, so that two runs at a time do not mix their lines
-                file.write(json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n")
+            append_line(self.path, json.dumps(line, separators=(",", ":"), default=str), 0o600)
         except OSError as error:
             raise LedgerError(
                 f"{self.path}: cannot be written ({error.strerror}), and nothing leaves this site without its line; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -45,7 +46,8 @@ def save(folder: Path, number: int, arrays: State, facts: Facts, keep: int = KEE
         shutil.rmtree(draft, ignore_errors=True)
         cure = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the folder's permissions"
         raise CheckpointError(f"{target}: cannot be written ({error.strerror}); {cure} and resume the run") from None
-    for old in rounds(folder)[:-keep]:
+    kept = [other for other in rounds(folder) if other <= number]  # a later one is of a past that was given up
+    for old in set(rounds(folder)) - set(kept[-keep:]):
         shutil.rmtree(folder / f"round-{old:05d}", ignore_errors=True)
     return target
 
@@ -86,6 +88,22 @@ def newest(folder: Path, among: set[int] | None = None) -> tuple[int, Arrays, Fa
         else:
             return number, arrays, facts, problems
     return None
+
+
+def append_line(path: Path, line: str, mode: int = 0o644) -> None:
+    """One more line at the end of a file, whole or not at all: a full disk leaves no half of it."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+    try:
+        before, data = os.fstat(handle).st_size, line.encode() + b"\n"
+        try:
+            if os.write(handle, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, before)
+            raise
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -84,6 +84,16 @@ class Answer:
     said: str = field(default="", compare=False)
 
 
+def signed(key: ec.EllipticCurvePrivateKey, ahead: float = 0.0) -> tuple[tuple[str, str | bytes], ...]:
+    """What Flower's node authentication wants with every call: the key, the time, and the time signed."""
+    time = (now() + timedelta(seconds=ahead)).isoformat()
+    return (
+        (PUBLIC_KEY_HEADER, public_key_to_bytes(key.public_key())),
+        (TIMESTAMP_HEADER, time),
+        (SIGNATURE_HEADER, sign_message(key, time.encode("ascii"))),
+    )
+
+
 def knock(address: str, authority: Path, key: ec.EllipticCurvePrivateKey, ahead: float = 0.0) -> Answer:
     """One signed call that changes nothing, its time `ahead` of this machine's clock.
 
@@ -91,12 +101,7 @@ def knock(address: str, authority: Path, key: ec.EllipticCurvePrivateKey, ahead:
     was looked up, so that another refusal means that the key is not registered.
     """
     public = public_key_to_bytes(key.public_key())
-    time = (now() + timedelta(seconds=ahead)).isoformat()
-    metadata = (
-        (PUBLIC_KEY_HEADER, public),
-        (TIMESTAMP_HEADER, time),
-        (SIGNATURE_HEADER, sign_message(key, time.encode("ascii"))),
-    )
+    metadata = signed(key, ahead)
     credentials = grpc.ssl_channel_credentials(authority.read_bytes())
     with grpc.secure_channel(address, credentials) as channel:
         call = FleetStub(channel).ActivateNode

@@ -15,6 +15,7 @@ from fedstill.client.app import state_root
 from fedstill.common.config import ConfigError, SiteFile, load_site
 from fedstill.deploy import flower
 from fedstill.deploy.checks import Check, check_site
+from fedstill.deploy.presence import only_client, sign_off
 from fedstill.deploy.processes import free_port, run_to_end
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -41,7 +42,9 @@ def start(
         return
     command = supernode_command(site, settings)
     sys.stdout.flush()
-    raise typer.Exit(run_to_end(command, flower.environment()))
+    with only_client(state_root(settings)):
+        sign_off(settings, state_root(settings))
+        raise typer.Exit(run_to_end(command, flower.environment()))
 
 
 def supernode_command(path: Path, site: SiteFile) -> list[str]:

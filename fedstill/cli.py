@@ -284,6 +284,7 @@ def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
         if not resume:
             shutil.rmtree(folder)
         raise
+    _point_latest(folder)
     console.print(f"Run {number} started on {on} as {folder.name}; its folder is the coordinator's.", highlight=False)
     console.print(f"Its log: flwr log {number} {on} --stream    To stop it: flwr stop {number} {on}", highlight=False)
     status, shown = "", ""

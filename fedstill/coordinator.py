@@ -128,7 +128,9 @@ def list_keys(
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    table = Table(*(rows[0] if rows else ["name", "status"]))
+    table = Table()
+    for column in rows[0] if rows else ["name", "status"]:
+        table.add_column(column, overflow="fold")  # a fingerprint is of use only if all of it is shown
     for row in rows:
         table.add_row(*(str(value or "") for value in row.values()))
     console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -15,11 +16,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedstill import __file__ as package
 from fedstill.common.config import ConfigError, ExchangeConfig, RunConfig, load_run
+from fedstill.common.lock import only_one
 from fedstill.common.states import Spool
 from fedstill.common.wire import Facts
 from fedstill.server.holder import make_student
 from fedstill.server.link import Link, MessageLink, StreamLink
-from fedstill.server.record import Record
+from fedstill.server.record import Record, RecordError
 from fedstill.server.student import Student
 from fedstill.strategies import find_method
 
@@ -34,6 +36,15 @@ GREETING: dict[str, type] = {  # what a site says of itself, and how
     "rounds": list,
 }
 
+_BUSY = (
+    "{folder}: another ServerApp works on this run, and this one leaves it alone; `flwr list coordinator` shows it. To "
+    "start it again: flwr stop RUN coordinator, then fedstill resume"
+)
+
+
+class RunBusy(RuntimeError):
+    """A run that was resumed while it runs."""
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
@@ -47,7 +58,12 @@ def main(grid: Grid, context: Context) -> None:
 def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) -> None:
     """One run, with its record; a run that fails says why in its events and summary before Flower hears of it."""
     log(INFO, "run folder: %s", folder)
-    record = Record(folder, config)
+    with only_one(folder / "running.lock", RunBusy(_BUSY.format(folder=folder))):
+        _work(grid, config, Record(folder, config), resume)
+
+
+def _work(grid: Grid, config: RunConfig, record: Record, resume: bool) -> None:
+    folder = record.folder
     record.event("run_started", run=folder.name, method=config.method.name, resume=resume, pid=os.getpid())
     try:
         kind, params = find_method(config.method)
@@ -61,12 +77,12 @@ def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) ->
         method.start(grid, link=open_link, resume=resume)
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
-        record.event("run_failed", reason=reason)
-        if not (folder / "summary.json").exists():
-            record.summary({"status": "failed", "reason": reason, "method": config.method.name, "seed": config.seed})
+        with contextlib.suppress(RecordError):  # of a disk that is full; the error itself says so in Flower's log
+            record.event("run_failed", reason=reason)
+            if not (folder / "summary.json").exists():
+                facts = {"status": "failed", "reason": reason, "method": config.method.name, "seed": config.seed}
+                record.summary(facts)
         raise
-    finally:
-        record.close()
 
 
 def admission(config: RunConfig, student: Student) -> Callable[[Facts], str | None]:

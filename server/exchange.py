@@ -60,6 +60,7 @@ class Seat:
     unanswered: Frame | None = None
     lost_at: float | None = None
     dead: str | None = None
+    asked_again: bool = False  # its node was invited once more while it was away
     anew: bool = False  # its process is another than the one that joined, and knows nothing of the run yet
     bytes_up: int = 0
     bytes_down: int = 0
@@ -81,8 +82,10 @@ class Exchange:
         most_sites: int = 64,
         spool: Spool | None = None,
         notice: Callable[[str, Facts], None] = lambda kind, facts: None,
+        bound: Callable[[int, str], str | None] = lambda node, name: None,
     ) -> None:
         self.admit, self.limit, self.patience, self.notice = admit, limit, patience, notice
+        self.bound = bound  # why a node may not have a name
         self.spool = spool or Spool()
         self.by_name: dict[str, Seat] = {}
         self._by_token: dict[str, Seat] = {}
@@ -141,11 +144,22 @@ class Exchange:
             return self._seated.wait_for(lambda: len(self.by_name) >= count, seconds)
 
     def give_up(self, node_id: int, reason: str) -> None:
-        """Flower says that this node's session is over."""
+        """Flower says that this node's session is over; whoever has a stream is there, whatever Flower says."""
         with self._lock:
-            seats = [seat for seat in self.by_name.values() if seat.node_id == node_id]
+            seats = [seat for seat in self.by_name.values() if seat.node_id == node_id and seat.outbox is None]
             for seat in seats:
                 seat.dead = reason
+
+    def present(self, node_id: int) -> bool:
+        """Whether a site of this node has a stream."""
+        with self._lock:
+            return any(seat.node_id == node_id and seat.outbox is not None for seat in self.by_name.values())
+
+    def asked_again(self, node_id: int) -> None:
+        """A node whose site has no stream is invited once more."""
+        with self._lock:
+            for seat in self.by_name.values():
+                seat.asked_again = seat.asked_again or seat.node_id == node_id
 
     def returned(self) -> dict[str, Facts]:
         """The sites that began anew since this was last asked, with what they say of themselves; they are in again."""
@@ -168,7 +182,7 @@ class Exchange:
             return "a site's name has letters, digits, _ . and - only, 64 of them at most"
         if seat.name:
             return None if seat.name == name else f"this token is another site's than {name}'s"
-        reason = self.admit(facts)
+        reason = self.bound(seat.node_id, name) or self.admit(facts)
         if reason is not None:
             return reason
         with self._lock:
@@ -250,7 +264,12 @@ class Exchange:
         outbox.put(Frame(WELCOME, facts={"token": successor}))
         refusal: list[str] = []
         with self._lock:
-            replaced, seat.outbox, seat.lost_at = seat.outbox, outbox, None
+            replaced, seat.outbox, seat.lost_at, seat.dead = seat.outbox, outbox, None, None
+            if seat.asked_again:  # it came back by itself after all: what it was sent meanwhile opens nothing
+                spare = [d for d, s in self._by_token.items() if s.node_id == seat.node_id and not s.name]
+                for digest in spare:
+                    del self._by_token[digest]
+                seat.asked_again = False
             if seat.unanswered is not None:
                 outbox.put(seat.unanswered)
         if replaced is not None:

@@ -92,18 +92,43 @@ class FlowerLink(Link):
         self.sites = {}
         self._joins: dict[str, int] = {}  # id of a join message -> node
         self._errors: dict[int, str] = {}  # node -> why its join failed
-        self._invited: set[int] = set()
+        self._invited: dict[int, str] = {}  # node -> when Flower says that it had come
         self.node_of: dict[str, int] = {}  # of the sites that have joined
+        self._registered: dict[int, str] = {}  # node -> the name under which its key was registered
 
     def _invite(self, facts: Callable[[int], Facts]) -> None:
-        """A join message to every node that has come since the last time."""
-        come = sorted(set(self.grid.get_node_ids()) - self._invited)
+        """A join message to every node that has come since the last time, or has come again and is not there.
+
+        A SuperNode that was killed and is back at once was never gone for Flower, and its message is lost.
+        """
+        nodes = {node.node_id: node for node in self.grid.get_nodes()}
+        self._registered.update({number: node.name for number, node in nodes.items() if node.name})
+        came = {number: str(node.last_activated_at) for number, node in nodes.items()}
+        come = sorted(
+            n for n in nodes if self._invited.get(n) != came[n] and not (n in self._invited and self._here(n))
+        )
         common = {"config": self.config.to_json(), "run": self.run}
         ttl = self.config.exchange.session_hours * 3600
         messages = [Message(to_records({}, {**common, **facts(node)}), node, "query.join", ttl=ttl) for node in come]
         if messages:
             self._joins.update(zip(self.grid.push_messages(messages), come, strict=True))
-            self._invited.update(come)
+            self._invited.update({number: came[number] for number in come})
+
+    @abstractmethod
+    def _here(self, node: int) -> bool:
+        """Whether a node that was invited has joined and is there."""
+
+    def _bound(self, node: int, name: str) -> str | None:
+        """Why a node may not be the site `name`: a registered key is bound to the name that it was registered under."""
+        own = self._registered.get(node)
+        if own is not None and own != name:
+            return (
+                f"its key is registered as {own!r} and it calls itself {name!r}: set name in site.toml, or let the "
+                f"coordinator register the key anew: fedstill keys revoke {own}; fedstill keys register SITE.pub {name}"
+            )
+        if own is None and name in self._registered.values():
+            return f"the name {name!r} belongs to another key: fedstill keys list shows whose"
+        return None
 
     def _wait_for_joins(self, facts: Callable[[int], Facts], joined: Callable[[], dict[str, Facts]]) -> None:
         """Invite nodes until every site of the run has joined; say who has not when time is up or all hope is gone."""
@@ -172,6 +197,7 @@ class StreamLink(FlowerLink):
             most_sites=config.expected_sites,
             spool=spool,
             notice=notice,
+            bound=self._bound,
         )
         try:
             self._open()
@@ -192,7 +218,11 @@ class StreamLink(FlowerLink):
             self.node_of = {name: seat.node_id for name, seat in seats.items()}
             return {name: seat.greeting for name, seat in seats.items()}
 
-        self._told: Callable[[int], Facts] = lambda node: {**door, "token": self.exchange.issue_token(node)}
+        def told(node: int) -> Facts:
+            self.exchange.asked_again(node)
+            return {**door, "token": self.exchange.issue_token(node)}
+
+        self._told: Callable[[int], Facts] = told
         self._wait_for_joins(self._told, joined)
         self._watched_at = time.monotonic()
 
@@ -210,15 +240,19 @@ class StreamLink(FlowerLink):
             self.exchange.give_up(node, reason)
 
     def returned(self) -> dict[str, Facts]:
-        """As every link; those that were given up, and whoever came meanwhile, are invited once more."""
+        """As every link; those that were given up or lost, and whoever came meanwhile, are invited once more."""
         self._watch()
-        self._invited -= set(self._errors)
+        for node in [node for node in self._errors if not self._here(node)]:
+            self._invited.pop(node, None)
         self._errors.clear()
         self._invite(self._told)
         found = {name: facts for name, facts in self.exchange.returned().items() if name in self.sites}
         self.sites.update(found)
         self.node_of.update({name: self.exchange.by_name[name].node_id for name in found})
         return found
+
+    def _here(self, node: int) -> bool:
+        return self.exchange.present(node)
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         return self.exchange.traffic()
@@ -240,7 +274,7 @@ class MessageLink(FlowerLink):
         def joined() -> dict[str, Facts]:
             for node, content in self._pull_joins():
                 facts = from_records(content)[1]
-                reason = admit(facts)
+                reason = admit(facts) or self._bound(node, str(facts["name"]))
                 if reason is None:
                     greeted[str(facts["name"])] = facts
                     self.node_of[str(facts["name"])] = node
@@ -266,6 +300,9 @@ class MessageLink(FlowerLink):
                 return
             if waiting:
                 time.sleep(POLL / 4)
+
+    def _here(self, node: int) -> bool:
+        return node in self.node_of.values()
 
     def _message(self, name: str, ask: Ask) -> Message:
         self._number += 1

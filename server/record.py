@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fedstill.common import checkpoint
-from fedstill.common.checkpoint import write_atomically
+from fedstill.common.checkpoint import append_line, write_atomically
 from fedstill.common.config import RunConfig
 from fedstill.common.models import TextModel
 from fedstill.common.wire import Arrays, Facts
@@ -17,22 +19,37 @@ from fedstill.common.wire import Arrays, Facts
 PROGRESS_EVERY = 0.5  # seconds between two progress events
 
 
+class RecordError(RuntimeError):
+    """The run's folder cannot be written; the text names it."""
+
+
 class Record:
     """Everything a run writes. `events.jsonl` is append-only; progress bars, reports and tests read it."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self.folder, self.config = folder, config
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "config.toml").exists():
-            write_atomically(folder / "config.toml", config.to_toml())
+        with self._writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / "config.toml").exists():
+                write_atomically(folder / "config.toml", config.to_toml())
         self.checkpoints = folder / "checkpoints"
-        self._events = (folder / "events.jsonl").open("a", encoding="utf-8", buffering=1)
         self._progress_at = 0.0
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RecordError(
+                f"{self.folder}: cannot be written ({error.strerror}); free some space or check the folder's "
+                f"permissions, then go on with: fedstill resume {self.folder.name}"
+            ) from None
 
     def event(self, kind: str, **facts: object) -> None:
         """Append one line to events.jsonl."""
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **facts}
-        self._events.write(json.dumps(line) + "\n")
+        with self._writing():
+            append_line(self.folder / "events.jsonl", json.dumps(line))
 
     def progress(self, phase: str, done: int, total: int, **facts: object) -> None:
         """How far a phase is; most of these are skipped, the last one never."""
@@ -45,7 +62,7 @@ class Record:
         """Write metrics.csv anew from all rounds so far."""
         names = sorted({name for row in rows for name in row} - {"round", "node"})
         draft = self.folder / ".metrics.csv"
-        with draft.open("w", newline="", encoding="utf-8") as file:
+        with self._writing(), draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["round", "node", *names])
             writer.writeheader()
             writer.writerows(rows)
@@ -58,17 +75,14 @@ class Record:
 
     def summary(self, facts: Facts) -> None:
         """summary.json, in one step."""
-        write_atomically(self.folder / "summary.json", json.dumps(facts, indent=2) + "\n")
+        with self._writing():
+            write_atomically(self.folder / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def save_central(self, model: TextModel, summary: Facts) -> None:
         """The central model as transformers loads it, with a model card."""
         folder = self.folder / "central"
         model.save(folder)
         (folder / "README.md").write_text(_card(self.config, model, summary), encoding="utf-8")
-
-    def close(self) -> None:
-        """No more events."""
-        self._events.close()
 
 
 def _card(config: RunConfig, model: TextModel, summary: Facts) -> str:

@@ -200,11 +200,15 @@ class Method(Strategy):
         for name, facts in self.link.returned().items():
             held = [number for number in facts.get("rounds", []) if number < self._number]
             self._away.setdefault(name, "it began anew")
-            self.began_anew(name)
-            if held:
-                self.ask(Ask("query.restore", settings={"number": max(held)}, to=(name,)), quorum=False)
-            else:
-                self.record.event("site_reset", site=name, round=self._number, reason="it holds no checkpoint")
+            self._take_up_alone(name, held, self._number)
+
+    def _take_up_alone(self, name: str, held: list[int], number: int) -> None:
+        """A site that missed rounds goes on with what it last had; one that has nothing starts with a new model."""
+        self.began_anew(name)
+        if held:
+            self.ask(Ask("query.restore", settings={"number": max(held)}, to=(name,)), quorum=False)
+        else:
+            self.record.event("site_reset", site=name, round=number, reason="it holds no checkpoint")
 
     def _drive(self, steps: Round) -> Facts:
         try:
@@ -409,10 +413,16 @@ class Method(Strategy):
         self.record.save_round(number, arrays, {"round": number, **facts, "spending": self.spending.facts()})
 
     def _take_up(self) -> int | None:
-        """The last round that is done and that everybody still holds; None where the run begins anew."""
-        held = [set(facts.get("rounds", [])) for facts in self.link.sites.values()]
-        common = set.intersection(*held) if held else set()
-        found = checkpoint.newest(self.record.checkpoints, common or None)
+        """The last round that is done and that a quorum of the sites holds; None where the run begins anew.
+
+        Where so many sites lost their checkpoints that there is none, the server's last one will do: what is done is
+        not done again because a site was away.
+        """
+        held = {name: set(facts.get("rounds", [])) for name, facts in self.link.sites.items()}
+        everywhere = set().union(*held.values())
+        needed = self._quorum(len(held))
+        enough = {number for number in everywhere if sum(number in rounds for rounds in held.values()) >= needed}
+        found = checkpoint.newest(self.record.checkpoints, enough) or checkpoint.newest(self.record.checkpoints)
         if found is None:
             self.record.event("resumed", round=None, reason="there is no checkpoint that can be read")
             return None
@@ -423,12 +433,12 @@ class Method(Strategy):
         self.load_state(_under(arrays, "method/"))
         self.history, self.alone, self.centralized = facts["history"], facts["alone"], facts["centralized"]
         self.spending.load(facts["spending"])
-        holders = tuple(name for name, facts in self.link.sites.items() if number in facts.get("rounds", []))
-        for name in self.link.sites:
-            if name not in holders:
-                self.record.event("site_reset", site=name, round=number, reason="it holds no checkpoint of this round")
+        holders = tuple(name for name in held if number in held[name])
         if holders:
             self.ask(Ask("query.restore", settings={"number": number}, to=holders))
+        for name in held:
+            if name not in holders:
+                self._take_up_alone(name, [other for other in held[name] if other < number], number)
         self.record.event("resumed", round=number)
         return number
 

@@ -17,7 +17,9 @@ from fedstill.client.session import Door, Session, SessionRefused
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig
 from fedstill.common.frames import METHOD, REPLY, Frame, cut, grpc_options
+from fedstill.common.lock import only_one
 from fedstill.common.wire import Ask, Failure, Reply, WireError, items
+from fedstill.server.app import RunBusy, run_federation
 from fedstill.server.exchange import Exchange, ExchangeError
 from fedstill.server.link import JoinError, LocalLink
 from fedstill.strategies.base import QuorumLost
@@ -122,6 +124,39 @@ def test_a_site_that_lost_its_state_starts_anew_and_the_log_says_so(federation: 
     shutil.rmtree(again.nodes[0].folder)
     assert again.run(resume=True)["status"] == "finished"
     assert again.events("site_reset")[0]["site"] == "north"
+
+
+def test_no_round_is_done_again_because_a_site_missed_it(federation: Make, small: Small) -> None:
+    changes = ("exchange.quorum=0.5", "report.centralized=false", "report.alone=false", "method.name=ds-fl")
+    first = federation(small("rounds=3", *changes), "missed")
+    first.run()
+    shutil.rmtree(first.record.checkpoints / "round-00003")  # the server was killed while it wrote it
+    north, south = (node.folder / "checkpoints" for node in first.nodes)
+    for number in (1, 2):
+        shutil.rmtree(north / f"round-{number:05d}")  # north was away until round 3
+    again = federation(small("rounds=4", *changes), "missed")
+    again.run(resume=True)
+    assert again.events("resumed")[-1]["round"] == 2
+    assert again.events("site_reset")[-1]["site"] == "north"
+    started = [event["round"] for event in again.events("round_started")]
+    assert started == [1, 2, 3, 3, 4]
+    for folder in (north, south):
+        assert checkpoint.rounds(folder)[-1] == 4
+    shutil.rmtree(again.record.checkpoints / "round-00004")
+    for number in (2, 3):
+        shutil.rmtree(north / f"round-{number:05d}", ignore_errors=True)
+        shutil.rmtree(south / f"round-{number:05d}", ignore_errors=True)
+    last = federation(small("rounds=4", *changes), "missed")  # the sites hold round 4 alone, the server 1 to 3
+    last.run(resume=True)
+    assert last.events("resumed")[-1]["round"] == 3
+
+
+def test_a_run_that_is_worked_on_is_left_alone_by_a_second_server_app(federation: Make, small: Small) -> None:
+    made = federation(small(), "busy")
+    events = made.folder / "run/events.jsonl"
+    with only_one(made.folder / "run/running.lock", AssertionError()), pytest.raises(RunBusy, match="leaves it alone"):
+        run_federation(None, made.config, made.folder / "run", True)  # type: ignore[arg-type]
+    assert not events.exists()
 
 
 def test_a_full_disk_at_a_site_stops_the_run_with_the_file_named(

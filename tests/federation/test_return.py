@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedstill.client.mixed import make_node
-from fedstill.client.session import Door, Session, SessionRefused
+from fedstill.client.session import Door, Session, SessionLost, SessionRefused
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Ask, Failure, Reply
@@ -74,7 +74,7 @@ class Killed(BaseException):
 
 
 def _serve(session: Session) -> None:
-    with contextlib.suppress(Killed, SessionRefused):
+    with contextlib.suppress(Killed, SessionLost, SessionRefused):
         session.serve()
 
 

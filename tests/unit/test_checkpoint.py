@@ -116,3 +116,28 @@ def test_a_small_file_is_replaced_in_one_step(tmp_path: Path) -> None:
     checkpoint.write_atomically(path, "two")
     assert path.read_text() == "two"
     assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_a_later_checkpoint_is_of_a_past_that_was_given_up(tmp_path: Path) -> None:
+    """A run that had to go back to round 2 must not be taken up at round 9 the next time."""
+    for number in (7, 8, 9, 2, 3):
+        checkpoint.save(tmp_path, number, {"a": np.zeros(1)}, {})
+    assert checkpoint.rounds(tmp_path) == [2, 3]
+    for number in (4, 5):
+        checkpoint.save(tmp_path, number, {"a": np.zeros(1)}, {})
+    assert checkpoint.rounds(tmp_path) == [3, 4, 5]
+
+
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "events.jsonl"
+    checkpoint.append_line(path, "first", 0o600)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:3]))  # the disk is full after 3 bytes
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.append_line(path, "second")
+    monkeypatch.undo()
+    checkpoint.append_line(path, "third")
+    assert path.read_text() == "first\nthird\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.append_line(Path("/dev/full"), "line")

@@ -1,0 +1,20 @@
+"""One process at a time: a lock file that the system gives back however its holder ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def only_one(path: Path, busy: Exception) -> Iterator[None]:
+    """Hold the lock file at `path`; whoever comes second gets the error `busy`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise busy from None
+        yield
