@@ -93,8 +93,6 @@ def run_in_process(config: RunConfig, folder: Path, resume: bool, reuse: Path | 
     except BaseException as error:
         record.event("run_failed", reason=f"{type(error).__name__}: {error}")
         raise
-    finally:
-        record.close()
 
 
 def _last_scores(path: Path) -> dict[str, float]:
