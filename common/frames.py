@@ -14,6 +14,7 @@ METHOD = "/fedstill.Exchange/Session"
 CHUNK = 1 << 20
 HEAD_LIMIT = 8 << 20
 WINDOW = 8 << 20  # bytes of a stream on their way; at 100 ms there and back still 80 MB/s
+WINDOWS = 32 << 20  # of all streams of a server together
 DOOR_LIMIT = 1 << 20  # of head and body of what somebody says who is not known yet
 _PREFIX = struct.Struct("<4sBQIQ")  # magic, kind, number of the Ask, length of the head, length of the body
 _MAGIC = b"FST1"
@@ -31,7 +32,12 @@ class Frame:
     facts: Facts = field(default_factory=dict)
 
 
-def grpc_options(keep_alive: float) -> list[tuple[str, int]]:
+def window(streams: int) -> int:
+    """A stream's window: many streams share what a few would have, so that memory does not grow with the sites."""
+    return max(1 << 20, min(WINDOW, WINDOWS // streams))
+
+
+def grpc_options(keep_alive: float, streams: int = 1) -> list[tuple[str, int]]:
     """Both ends ping an idle stream, so that a dead peer is noticed and no middlebox forgets the connection."""
     milliseconds = int(keep_alive * 1000)
     return [
@@ -46,7 +52,7 @@ def grpc_options(keep_alive: float) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         # left to its own estimate, gRPC takes in far more than a busy reader reads, and holds it in memory
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", WINDOW),
+        ("grpc.http2.lookahead_bytes", window(streams)),
     ]
 
 

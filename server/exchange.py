@@ -98,7 +98,8 @@ class Exchange:
         one_heap()
         # a stream holds a thread for life, and a site may return before its old stream is noticed dead
         self._server = grpc.server(
-            ThreadPoolExecutor(2 * most_sites + 8, thread_name_prefix="exchange"), options=grpc_options(keep_alive)
+            ThreadPoolExecutor(2 * most_sites + 8, thread_name_prefix="exchange"),
+            options=grpc_options(keep_alive, most_sites),
         )
         handler = grpc.stream_stream_rpc_method_handler(self._session)
         service, method = METHOD.strip("/").split("/")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedstill.common.frames import ASK, CHUNK, HELLO, REPLY, Frame, cut, join
+from fedstill.common.frames import ASK, CHUNK, HELLO, REPLY, WINDOW, WINDOWS, Frame, cut, grpc_options, join, window
 from fedstill.common.wire import (
     DTYPES,
     Ask,
@@ -219,3 +219,10 @@ def test_a_state_of_other_names_or_shapes_is_refused_with_the_list() -> None:
     check_reply(ask, Reply("a", {"w": np.ones((2, 2)), "b": np.ones(2)}))
     with pytest.raises(WireError, match=r"2 arrays differ.*b is missing; w has shape \(3, 2\) instead of \(2, 2\)"):
         check_reply(ask, Reply("a", {"w": np.ones((3, 2))}))
+
+
+def test_many_streams_share_what_a_few_would_have() -> None:
+    assert window(1) == window(4) == WINDOW
+    assert all(streams * window(streams) <= WINDOWS for streams in range(4, 33))
+    assert window(1000) == CHUNK  # below one message a stream would stand still
+    assert dict(grpc_options(20, 16))["grpc.http2.lookahead_bytes"] == 2 << 20
