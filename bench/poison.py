@@ -32,6 +32,7 @@ RULES = ("mean", "median", "trimmed", "cronus", "krum")
 UPDATE_RULES = ("mean", "fedmedian", "fedtrimmedavg", "krum", "multikrum", "bulyan")
 COMMON = [
     "rounds=1",
+    "data.private=8000",
     "data.test=1000",
     "method.name=feddf",
     "report.centralized=false",
@@ -150,7 +151,7 @@ def distilled(seed: int, attack: str, share: int, rule: str) -> float:
     sites = {f"site-{n}": said[n] for n in range(SITES)}
     y = softmax(combine(sites, dict.fromkeys(sites, 1.0 / SITES), rule))  # type: ignore[arg-type]
     student = student_of(seed)
-    student.distil(np.arange(len(y)), y, "kl", 6, Practice(fresh=True, decay=(0.0, 1.0)))
+    student.distil(np.arange(len(y)), y, "kl", 3, Practice(fresh=True, decay=(0.0, 1.0)))
     return float(student.test()["accuracy"])
 
 

@@ -1,12 +1,15 @@
-"""What the models of a finished run say of test texts, kept small for pictures: outputs.npz in the run's folder."""
+"""What the models of a finished run say of test texts, kept for pictures: outputs.safetensors in the run's folder."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from fedstill.client.node import Node
 from fedstill.common.learner import Learner
@@ -14,7 +17,7 @@ from fedstill.common.maths.ensemble import softmax
 from fedstill.common.tokens import Encoded
 from fedstill.server.student import Student
 
-FILE = "outputs.npz"
+FILE = "outputs.safetensors"
 TEXTS = 300
 
 
@@ -27,13 +30,13 @@ def save_outputs(folder: Path, student: Student, nodes: Sequence[Node]) -> None:
         said = softmax(student.learner.predict(student.test_texts, rows))
         found = {"central": said, "embeddings": embeddings(student.learner, student.test_texts, rows)}
     found["labels"] = labels[rows].astype(np.int64)
-    found["names"] = np.array(student.task.labels)
     for node in nodes:
         own = np.arange(min(TEXTS, len(node.test)))
         with node.learner.at("outputs"):
             found[f"site/{node.name}"] = softmax(node.learner.predict(node.test, own))
-    draft = folder / ".outputs.npz"
-    np.savez_compressed(draft, **found)  # type: ignore[arg-type]
+    draft = folder / f".{FILE}"
+    save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, draft,
+              {"names": json.dumps(student.task.labels)})  # fmt: skip
     draft.replace(folder / FILE)
 
 
@@ -53,7 +56,8 @@ def embeddings(learner: Learner, texts: Encoded, rows: np.ndarray) -> np.ndarray
 def load_outputs(folder: Path) -> dict[str, np.ndarray] | None:
     """What `save_outputs` wrote, or None where there is nothing that can be read."""
     try:
-        with np.load(folder / FILE, allow_pickle=False) as kept:
-            return {name: kept[name] for name in kept.files}
-    except (OSError, ValueError):
+        with safe_open(folder / FILE, framework="numpy") as kept:
+            found = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
+            return {**found, "names": np.array(json.loads(kept.metadata()["names"]))}
+    except (OSError, ValueError, SafetensorError):
         return None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
 
 from fedstill.client.node import Node
 from fedstill.common.learner import Practice
@@ -22,19 +23,18 @@ def reuse_first_training(node: Node, folder: Path) -> None:
     def train(epochs: int, practice: Practice, loss: object = None) -> list[float]:
         if loss is not None or not next(rest, False):
             return honest(epochs, practice, loss)  # type: ignore[arg-type]
-        path = folder / f"{_digest(node, epochs, practice)}.npz"
+        path = folder / f"{_digest(node, epochs, practice)}.safetensors"
         if path.exists():
-            with np.load(path) as kept:
-                arrays = {name: kept[name] for name in kept.files}
+            arrays = load_file(path)
             torch.set_rng_state(torch.from_numpy(arrays.pop("random")))
             losses = arrays.pop("losses").tolist()
             node.learner.load_state(arrays)
             return [float(value) for value in losses]
         losses = honest(epochs, practice)
         folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{os.getpid()}-{node.name}.npz"
+        draft = folder / f".{os.getpid()}-{node.name}.safetensors"
         ends = {"random": torch.get_rng_state().numpy(), "losses": np.array(losses), **node.learner.state()}
-        np.savez(draft, **ends)  # type: ignore[arg-type]
+        save_file({name: np.ascontiguousarray(value) for name, value in ends.items()}, draft)
         draft.replace(path)
         return losses
 

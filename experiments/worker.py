@@ -1,7 +1,7 @@
 """One run of a table, in a process of its own: `python -m fedstill.experiments.worker FOLDER ON`.
 
 ON is process, local or simulation; FOLDER holds config.toml. What comes of it: summary.json as `fedstill run` writes
-it, outputs.npz, and at the very end done.json; or failed.json with the reason.
+it, outputs.safetensors, and at the very end done.json; or failed.json with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONFIG, SUMMARY, DONE, FAILED, OWN_SCORES = "config.toml", "summary.json", "done
 LEFTOVERS = ("checkpoints", "sites", "flower", "app")  # what only an unfinished run needs
 
 
-def main(folder: Path, on: str, keep_models: bool, reuse: Path | None) -> int:
+def main(folder: Path, on: str, keep_models: bool, reuse: Path | None = None) -> int:
     """Run, or go on with, the run of this folder; 0 if it finished."""
     began = time.perf_counter()
     config = load_run(folder / CONFIG)

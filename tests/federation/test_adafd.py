@@ -109,16 +109,19 @@ def test_without_a_site_the_other_has_all_the_weight(federation: Make, small: Sm
     assert made.events("left_out")[0]["site"] == "north"
 
 
-def test_losses_that_are_none_are_left_out(federation: Make, small: Small) -> None:
+@pytest.mark.parametrize(
+    ("losses", "reason"), [([float("nan")], "NaN or infinite"), ([], "are no losses"), ([-1.0], "are no losses")]
+)
+def test_losses_that_are_none_are_left_out(federation: Make, small: Small, losses: list[float], reason: str) -> None:
     def endless(ask: Ask, reply: Reply) -> Reply:
-        changed = {**reply.metrics, "losses": [float("nan")]} if ask.verb == "train.local" else reply.metrics
+        changed = {**reply.metrics, "losses": losses} if ask.verb == "train.local" else reply.metrics
         return Reply(reply.node, reply.arrays, changed)
 
     made = federation(small(*QUICK, "exchange.quorum=0.5"))
     spoil(made.nodes[1], endless)
     made.run()
     assert made.events("weights")[0]["weights"] == {"north": 1.0}
-    assert "are no losses" in made.events("left_out")[0]["reason"]
+    assert reason in made.events("left_out")[0]["reason"]
 
 
 def test_a_site_describes_itself_only_when_asked(federation: Make, small: Small) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedstill.common.config import RunConfig
+from fedstill.experiments.outputs import load_outputs
 from fedstill.experiments.worker import run_in_process
 from tests.conftest import without_times
 
@@ -35,9 +36,11 @@ def test_a_shared_first_training_changes_no_bit(run: Callable[..., tuple[dict, P
     assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == held
     plain, other = run("third", False, "method.name=ds-fl")
     assert without_times(shared) == without_times(plain)
-    with np.load(one / "outputs.npz") as a, np.load(other / "outputs.npz") as b:
-        assert sorted(a.files) == sorted(b.files)
-        assert all(np.array_equal(a[name], b[name]) for name in a.files)
+    a, b = load_outputs(one), load_outputs(other)
+    assert a is not None
+    assert b is not None
+    assert sorted(a) == sorted(b)
+    assert all(np.array_equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize(
