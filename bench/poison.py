@@ -2,10 +2,11 @@
 
     python bench/poison.py [--seeds 1] [--only predictions updates]
 
-Ten sites train alone once a seed; their models and predictions are kept under build/bench-poison and are the same for
-all rows. In a row some of the sites lie, one rule combines what all say, and the central model is distilled from it
-(predictions) or is the combination (updates). Each row is written to bench/poison.json as soon as it is done and is not
-run again.
+Ten sites train alone once a seed; what they predict is the same for all rows and is kept under build/bench-poison. In a
+row some of the sites lie, one rule combines what all say, and the central model is distilled from it (predictions). For
+updates the sites go on for two epochs from the central model that nobody lied to, and the central model of a row is the
+combination of what they send: the mean of ten models that began at random would be at chance. Each row is written to
+bench/poison.json as soon as it is done and is not run again.
 """
 
 from __future__ import annotations
@@ -52,30 +53,46 @@ def config_of(seed: int) -> Any:
 
 @lru_cache(1)
 def honest(seed: int) -> dict[str, Any]:
-    """The sites' weights and predictions on the public texts, and the weights that all began with."""
+    """The sites' predictions on the public texts, after training alone."""
+    return trained(seed, "alone", student_of(seed).weights(), 6)
+
+
+@lru_cache(1)
+def updated(seed: int) -> dict[str, Any]:
+    """The sites' weights after two epochs from the central model that nobody lied to, and that model's."""
+    student, path = student_of(seed), CACHE / f"seed-{seed}-begin.npz"
+    if not path.exists():
+        distilled(seed, "none", 0, "mean")
+        np.savez(path, **student.weights())
+    with np.load(path) as file:
+        begin = {name: file[name] for name in file.files}
+    return trained(seed, "further", begin, 2) | {f"begin/{name}": value for name, value in begin.items()}
+
+
+def trained(seed: int, stage: str, begin: dict[str, np.ndarray], epochs: int) -> dict[str, Any]:
+    """Weights and predictions of every site after some epochs from `begin`; each site is kept as soon as it is done."""
     from fedstill.client.node import Node
     from fedstill.common.wire import Ask
 
     config, kept = config_of(seed), dict[str, Any]()
-    begin = student_of(seed).weights()
     CACHE.mkdir(parents=True, exist_ok=True)
     for site in config.sites:
-        path = CACHE / f"seed-{seed}-{site.name}.npz"
+        path = CACHE / f"seed-{seed}-{stage}-{site.name}.npz"
         if not path.exists():
             with tempfile.TemporaryDirectory() as folder:
                 node = Node(config, site, "run", Path(folder))
-                settings = {"epochs": 6, "decay": [0.0, 1.0], "send_weights": True, "round": 1}
-                trained = node.answer(Ask("train.local", begin, settings))
+                settings = {"epochs": epochs, "decay": [0.0, 1.0], "send_weights": True, "round": 1}
+                done = node.answer(Ask("train.local", begin, settings))
                 predicted = node.answer(Ask("query.predictions", {"rows": np.arange(len(node.public))}, {"round": 1}))
                 accuracy = node.test_scores()["accuracy"]
-            found = {f"w/{name}": value for name, value in trained.arrays.items()}
+            found = {f"w/{name}": value for name, value in done.arrays.items()}
             draft = CACHE / f"draft-{os.getpid()}.npz"
             np.savez(draft, logits=predicted.arrays["logits"], accuracy=accuracy, **found)
             draft.replace(path)
-            print(f"seed {seed}: {site.name} alone {accuracy:.3f}", flush=True)
+            print(f"seed {seed}: {site.name} {stage} {accuracy:.3f}", flush=True)
         with np.load(path) as file:
             kept |= {f"{site.name}/{name}": file[name] for name in file.files}
-    return kept | {f"begin/{name}": value for name, value in begin.items()}
+    return kept
 
 
 @lru_cache(1)
@@ -151,7 +168,7 @@ def distilled(seed: int, attack: str, share: int, rule: str) -> float:
     sites = {f"site-{n}": said[n] for n in range(SITES)}
     y = softmax(combine(sites, dict.fromkeys(sites, 1.0 / SITES), rule))  # type: ignore[arg-type]
     student = student_of(seed)
-    student.distil(np.arange(len(y)), y, "kl", 3, Practice(fresh=True, decay=(0.0, 1.0)))
+    student.distil(np.arange(len(y)), y, "kl", 6, Practice(fresh=True, decay=(0.0, 1.0)))
     return float(student.test()["accuracy"])
 
 
@@ -160,7 +177,7 @@ def averaged(seed: int, attack: str, share: int, rule: str) -> float | None:
     import fedstill.strategies.flower_rules as flower_rules
     from fedstill.common.wire import Reply
 
-    kept, lied = honest(seed), liars_of(share, seed)
+    kept, lied = updated(seed), liars_of(share, seed)
     names = [name.removeprefix("begin/") for name in kept if name.startswith("begin/")]
     floats = [name for name in names if kept[f"begin/{name}"].dtype.kind == "f"]
     rows = [
