@@ -220,6 +220,7 @@ def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
     from fedstill.deploy.local import RunFailed
 
     bundle = flower.write_bundle(folder / "app", settings, folder.name, resume)
+    (folder / "summary.json").unlink(missing_ok=True)
     env = flower.environment()
     try:
         number = flower.start_run(bundle, on, env, {})

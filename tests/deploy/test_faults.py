@@ -159,6 +159,7 @@ def test_a_minute_without_the_network(course: Course, patient: bool) -> None:
 
 
 def test_the_run_ends(course: Course) -> None:
+    course.kill_server()
     summary = course.finish(rounds=3)
     assert summary["status"] == "finished"
     row("rounds", summary["rounds"], "resumed and repeated", course.check())
