@@ -6,14 +6,16 @@ import contextlib
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from .course import RUN, Course
-from .hosts import Host, Hosts, why_not
+from .hosts import ROOT, Host, Hosts, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 SITES = ["north", "east"]
@@ -38,6 +40,24 @@ def fill(host: Host) -> Path:
     with contextlib.suppress(AssertionError):  # dd says that the disk is full
         host.enter("dd", "if=/dev/zero", f"of={filler}", "bs=1M")
     return filler
+
+
+def test_nothing_is_left_of_hosts_whose_test_was_killed(tmp_path: Path) -> None:
+    code = "import sys, time, pathlib; from tests.deploy.hosts import Hosts\n"
+    code += "made = Hosts(pathlib.Path(sys.argv[1]), ['north']); made.coordinator.start()\n"
+    code += "while made.coordinator.init() is None: time.sleep(0.1)\n"
+    code += "print(made.coordinator.init(), *(host.pid for host in made.hosts.values()), flush=True); time.sleep(60)"
+    maker = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    assert maker.stdout is not None
+    pids = [int(pid) for pid in maker.stdout.readline().split()]
+    assert len(pids) == 3
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    maker.kill()
+    maker.communicate()
+    end = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < end, "a killed test leaves processes behind, and with them its namespaces"
+        time.sleep(0.1)
 
 
 def test_hosts_reach_the_coordinator_and_nobody_else(course: Course) -> None:
