@@ -68,6 +68,10 @@ class Refused(RuntimeError):
     """The site's own limits forbid this answer; the text says which one."""
 
 
+class NotCounted(RuntimeError):
+    """The count of bytes cannot be kept, so that nothing may leave; the text names the file."""
+
+
 def leaving(ask: Ask) -> tuple[Leaving, ...]:
     """What the answer to an Ask would hold."""
     found = LEAVES.get(ask.verb, EVERYTHING)
@@ -143,13 +147,19 @@ class Gate:
     @contextmanager
     def _tally(self) -> Iterator[dict[str, Any]]:
         """What has left so far; written back if nothing was refused. Two runs of one site take turns."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "sent.json"
-        with (self.folder / "sent.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            tally = json.loads(path.read_text()) if path.exists() else {}
-            yield tally
-            write_atomically(path, json.dumps(tally))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / "sent.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                tally = json.loads(path.read_text()) if path.exists() else {}
+                yield tally
+                write_atomically(path, json.dumps(tally))
+        except OSError as error:
+            raise NotCounted(
+                f"{path}: cannot be written ({error.strerror}), and nothing leaves this site uncounted; free some "
+                "space or check the folder's permissions"
+            ) from None
 
     def _noted(self, ask: Ask, error: Refused) -> Refused:
         """The refusal as the coordinator hears it; the site's log has it too."""

@@ -107,10 +107,14 @@ def append_line(path: Path, line: str, mode: int = 0o644) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file in one step."""
+    """Replace a small file in one step; an error names the file."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    _write(draft, [text.encode()])
-    draft.replace(path)
+    try:
+        _write(draft, [text.encode()])
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _packed(arrays: State) -> Iterator[bytes | memoryview]:

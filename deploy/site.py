@@ -60,7 +60,16 @@ def supernode_command(path: Path, site: SiteFile) -> list[str]:
     else:
         trust = ["--root-certificates", str(site.root_certificates)]
         trust += ["--auth-supernode-private-key", str(site.private_key)]
-    command = ["flower-supernode", *trust, "--superlink", site.superlink, "--host", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedstill.deploy.supernode",
+        *trust,
+        "--superlink",
+        site.superlink,
+        "--host",
+        "127.0.0.1",
+    ]
     command += ["--port", str(site.port or free_port())]
     command += ["--health-server-address", site.health] if site.health else []
     return [*command, "--node-config", f'site="{path.expanduser().resolve()}"']

@@ -30,6 +30,7 @@ app = typer.Typer(
 coordinator.add_to(app)
 comparing.add_to(app)
 console = Console()
+LEAST = 10_000_000  # bytes of free space without which no run goes on
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 Runs = Annotated[Path, typer.Option("--runs", envvar="FEDSTILL_RUNS", help="The folder that holds the runs.")]
 
@@ -277,6 +278,7 @@ def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
     from fedstill.deploy.local import RunFailed
 
     bundle = flower.write_bundle(folder / "app", settings, folder.name, resume)
+    (folder / "summary.json").unlink(missing_ok=True)
     env = flower.environment()
     try:
         number = flower.start_run(bundle, on, env, {})
@@ -287,9 +289,12 @@ def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
     _point_latest(folder)
     console.print(f"Run {number} started on {on} as {folder.name}; its folder is the coordinator's.", highlight=False)
     console.print(f"Its log: flwr log {number} {on} --stream    To stop it: flwr stop {number} {on}", highlight=False)
-    status, shown = "", ""
+    status, shown, full = "", "", False
     while not status.startswith("finished"):
         status = flower.run_status(number, on, env)
+        if not full and shutil.disk_usage(folder).free < LEAST:  # then neither run nor SuperLink can write that down
+            full = True
+            console.print(f"The disk of {folder} is full: free some space, then: fedstill resume {folder.name}")
         if status != shown:
             console.print(f"{datetime.now():%H:%M:%S}  {status}", highlight=False)
             shown = status

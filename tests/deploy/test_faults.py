@@ -20,7 +20,7 @@ pytestmark = [
 ]
 KILLS = int(os.environ.get("FEDSTILL_KILLS", "20"))
 SEED = 20261116
-PARTS = ["everything"] * 5 + ["bin/flower-supernode"] * 2 + ["fedstill.deploy.site"] * 2 + ["flwr-clientapp"]
+PARTS = ["everything"] * 5 + ["fedstill.deploy.supernode"] * 2 + ["fedstill.deploy.site"] * 2 + ["flwr-clientapp"]
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +159,7 @@ def test_a_minute_without_the_network(course: Course, patient: bool) -> None:
 
 
 def test_the_run_ends(course: Course) -> None:
+    course.kill_server()
     summary = course.finish(rounds=3)
     assert summary["status"] == "finished"
     row("rounds", summary["rounds"], "resumed and repeated", course.check())

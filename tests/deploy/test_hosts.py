@@ -6,14 +6,16 @@ import contextlib
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from .course import RUN, Course
-from .hosts import Host, Hosts, why_not
+from .hosts import ROOT, Host, Hosts, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 SITES = ["north", "east"]
@@ -40,10 +42,28 @@ def fill(host: Host) -> Path:
     return filler
 
 
+def test_nothing_is_left_of_hosts_whose_test_was_killed(tmp_path: Path) -> None:
+    code = "import sys, time, pathlib; from tests.deploy.hosts import Hosts\n"
+    code += "made = Hosts(pathlib.Path(sys.argv[1]), ['north']); made.coordinator.start()\n"
+    code += "while made.coordinator.init() is None: time.sleep(0.1)\n"
+    code += "print(made.coordinator.init(), *(host.pid for host in made.hosts.values()), flush=True); time.sleep(60)"
+    maker = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    assert maker.stdout is not None
+    pids = [int(pid) for pid in maker.stdout.readline().split()]
+    assert len(pids) == 3
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    maker.kill()
+    maker.communicate()
+    end = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < end, "a killed test leaves processes behind, and with them its namespaces"
+        time.sleep(0.1)
+
+
 def test_hosts_reach_the_coordinator_and_nobody_else(course: Course) -> None:
     north, east = course.hosts.sites.values()
     assert north.service["user"] == "10001:10001"
-    assert {process.uids().real for process in north.processes("flower-supernode")} == {10001}
+    assert {process.uids().real for process in north.processes("fedstill.deploy.supernode")} == {10001}
     reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
     north.run("python", "-c", reach, "coordinator", "9092")
     for address, port in (("coordinator", "8000"), ("10.77.2.1", "9092"), ("10.77.2.2", "9110"), ("1.1.1.1", "443")):
@@ -74,6 +94,10 @@ def test_a_slow_site_is_left_behind_at_its_deadline_and_let_in_again(course: Cou
         app.send_signal(signal.SIGCONT)
     assert course.wait_for("readmitted", since, site="east")["missed"]
     assert course.answered_twice("east") == []
+
+
+def _flat(path: Path) -> str:
+    return " ".join(path.read_text(errors="replace").split())
 
 
 def test_a_full_disk_at_a_site_leaves_it_out_until_there_is_room(course: Course) -> None:
@@ -142,9 +166,11 @@ def test_a_site_and_the_coordinator_are_lost_and_no_round_is(course: Course) -> 
     course.wait_for("readmitted", since, site="north")
     filler = fill(coordinator)
     course.wait(lambda: not course.servers(), "end of the ServerApp")
-    said = coordinator.log(2000)
-    assert f"/fedstill/runs/{course.name}" in said
-    assert "cannot be written (No space left on device); free some space" in said
+    shown = course.folder / "course.txt"
+    course.wait(lambda: f"disk of /fedstill/runs/{course.name} is full" in _flat(shown), "word of the full disk")
+    told = course.hosts.sites["east"].log(100)  # the sites hear of it, whatever Flower can still write down
+    assert f"/fedstill/runs/{course.name}" in told
+    assert "cannot be written (No space left on device); free some space" in told
     coordinator.enter("rm", str(filler))
     restarts = coordinator.restarts
     for superlink in coordinator.processes("bin/flower-superlink"):

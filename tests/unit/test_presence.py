@@ -99,3 +99,13 @@ def test_a_second_client_of_a_site_is_refused_until_the_first_is_gone(tmp_path: 
     first.communicate()
     with only_client(tmp_path):
         pass
+
+
+def test_a_supernode_that_lost_a_thread_ends_and_says_why() -> None:
+    code = "import threading, time; from fedstill.deploy import supernode\n"
+    code += "threading.excepthook = supernode.end_with_thread\n"
+    code += "threading.Thread(target=lambda: 1 / 0).start(); time.sleep(60)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 70
+    assert "ZeroDivisionError" in done.stderr
+    assert "a thread of the SuperNode died (division by zero)" in done.stdout + done.stderr

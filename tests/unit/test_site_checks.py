@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from importlib import metadata
@@ -105,7 +106,7 @@ def test_the_supernode_gets_what_the_file_says(tmp_path: Path) -> None:
     trust = 'superlink = "c.example.org:9092"\nroot_certificates = "ca.crt"\nprivate_key = "site.key"\nport = 9101\n'
     command = supernode_command(tmp_path / "site.toml", site_of(tmp_path, f'{trust}health = "127.0.0.1:9110"\n'))
     assert command == [
-        "flower-supernode", "--root-certificates", f"{tmp_path}/ca.crt",
+        sys.executable, "-m", "fedstill.deploy.supernode", "--root-certificates", f"{tmp_path}/ca.crt",
         "--auth-supernode-private-key", f"{tmp_path}/site.key", "--superlink", "c.example.org:9092",
         "--host", "127.0.0.1", "--port", "9101", "--health-server-address", "127.0.0.1:9110",
         "--node-config", f'site="{tmp_path}/site.toml"',
