@@ -29,7 +29,7 @@ demo: $(READY) ## a federation of four sites on this machine, trained by FedID
 	@$(BIN)/fedstill run experiments/demo.toml
 
 test: $(READY) lint types ## lint, types and all tests, two files of tests at a time
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-unit: $(READY) ## tests without Flower and network
 	$(BIN)/pytest tests/unit

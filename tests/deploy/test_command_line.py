@@ -76,7 +76,8 @@ def test_a_site_that_never_comes_is_named_after_the_deadline(tmp_path: Path, sma
         )  # fmt: skip
         assert done.returncode == 1
         assert "finished:failed" in done.stderr
-    [folder] = [entry for entry in runs.iterdir() if (entry / "summary.json").is_file()]
+    [folder] = [entry for entry in runs.iterdir() if not entry.is_symlink() and (entry / "summary.json").is_file()]
+    assert (runs / "latest").resolve() == folder.resolve()
     reason = json.loads((folder / "summary.json").read_text())["reason"]
     assert "1 of 2 sites joined" in reason
     assert "not joined: south" in reason
