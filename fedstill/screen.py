@@ -111,19 +111,27 @@ def _scores_of(sites: dict[str, Facts]) -> str:
     return ", ".join(f"{name} {score:.3f}" for name, score in shown.items() if score is not None)
 
 
+def main_score(scores: Facts) -> str:
+    """What a task is judged by: its own metric if it has one beside accuracy, over all tasks if there are several."""
+    if "mean_over_tasks" in scores:
+        return "mean_over_tasks"
+    return next((name for name in scores if name not in ("accuracy", "semantic_distance")), "accuracy")
+
+
 def results(console: Console, summary: Facts, folder: str) -> None:
     """The table at the end of a run."""
     if summary["status"] != "finished":
         console.print(f"[red]{summary['status']}[/red]: {summary.get('reason', '')}", highlight=False)
         return
-    metric = next((name for name in summary["central"] if name != "accuracy"), "accuracy")
+    metric = main_score(summary["central"])
     if not summary["central"]:
         metric = "score"  # of sites with different tasks: the mean of each one's own metrics
     run = f"{summary['method']} ({summary['preset']}), {summary['rounds']} rounds, seed {summary['seed']}"
     where = f"{summary['test_texts']} test texts" if summary["central"] else "each site's own test texts"
     table = Table(title=f"{run}: {metric} on {where}", title_justify="left")
     for column in ("who", "model", "texts", "alone", "after", "sent", "received"):
-        table.add_column(column, justify="left" if column in ("who", "model") else "right", no_wrap=True)
+        words = column in ("who", "model")  # these may be cut on a narrow screen, numbers may not
+        table.add_column(column, justify="left" if words else "right", no_wrap=True, min_width=1 if words else 8)
     for name, site in summary["sites"].items():
         table.add_row(name, site["model"], f"{site['texts']:,}",
                       _score(site["alone"], metric), _score(site["after"], metric),
