@@ -129,7 +129,7 @@ def results(console: Console, summary: Facts, folder: str) -> None:
     run = f"{summary['method']} ({summary['preset']}), {summary['rounds']} rounds, seed {summary['seed']}"
     where = f"{summary['test_texts']} test texts" if summary["central"] else "each site's own test texts"
     table = Table(title=f"{run}: {metric} on {where}", title_justify="left")
-    widths = {"who": 1, "model": 1, "texts": 6, "alone": 5, "after": 5, "sent": 7, "received": 8}
+    widths = {"who": 1, "model": 1, "texts": 6, "alone": 5, "after": 5, "sent": 7, "got": 7}
     for column, least in widths.items():  # on a narrow screen words are cut, numbers are not
         table.add_column(column, justify="left" if least == 1 else "right", no_wrap=True, min_width=least)
     for name, site in summary["sites"].items():
