@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +19,8 @@ from echo import write_whole
 from rich.console import Console
 from rich.table import Table
 
-from fedstill.client.node import Node
 from fedstill.common.config import RunConfig, load_run
-from fedstill.server.app import admission
-from fedstill.server.link import LocalLink
-from fedstill.server.record import Record
-from fedstill.server.student import Student
-from fedstill.strategies import find_method
+from fedstill.experiments.worker import run_in_process
 
 METHODS = ("fedavg", "fedprox", "fedmedian")
 SEEDS = (1, 2)
@@ -67,10 +61,7 @@ def config_of(method: str, way: str, seed: int) -> RunConfig:
 
 def run(config: RunConfig, folder: Path) -> dict[str, float]:
     """Accuracy of the central model and of the sites, and a site's bytes of all rounds (mean over sites)."""
-    student, record = Student(config), Record(folder / "run", config)
-    kind, params = find_method(config.method)
-    nodes = [Node(config, site, "run", folder / site.name) for site in config.sites]
-    summary: dict[str, Any] = kind(params, config, student, record).run(LocalLink(nodes, admission(config, student)))
+    summary = run_in_process(config, folder)
     sites = summary["sites"].values()
     return {
         "central": summary["central"]["accuracy"],

@@ -27,15 +27,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedstill.client.node import Node
 from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import RunConfig
 from fedstill.common.data import Rows
 from fedstill.common.holdings import holdings
-from fedstill.server.link import LocalLink
-from fedstill.server.record import Record
-from fedstill.server.student import Student
-from fedstill.strategies import find_method
+from fedstill.experiments.worker import run_in_process
 
 RESULTS = Path(__file__).with_name("feddrs.json")
 SEEDS = (1, 2, 3, 4, 5)
@@ -89,11 +85,7 @@ def run_config(split: str, row: str, seed: int) -> RunConfig:
 def measure(config: RunConfig) -> dict[str, Any]:
     """One run in this process: the central model's accuracy after the last round, and how the classes were dealt."""
     with tempfile.TemporaryDirectory() as folder:
-        student = Student(config)
-        kind, params = find_method(config.method)
-        method = kind(params, config, student, Record(Path(folder) / "run", config))
-        nodes = [Node(config, site, "run", Path(folder) / site.name) for site in config.sites]
-        facts = method.run(LocalLink(nodes))
+        facts = run_in_process(config, Path(folder))
     held = holdings(config)
     labels = held.splits.private.labels
     assert labels is not None

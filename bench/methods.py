@@ -10,7 +10,6 @@ is done and is not run again; delete the file, or give --again, to measure anew.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -23,11 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.client.node import Node
 from fedstill.common import models
 from fedstill.common.data import Text
 from fedstill.common.tokens import Encoded
-from fedstill.common.wire import Ask, Reply
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "methods.json"
@@ -85,46 +82,11 @@ def tokenise_once() -> None:
         models.encode = encode
 
 
-def remember(node: Node) -> None:
-    """Local training that begins at the same weights and the same place of the run is done once for all rows."""
-    honest = node.answer
-
-    def answer(ask: Ask) -> Reply:
-        if ask.verb != "train.local" or ask.settings.get("describe"):
-            return honest(ask)
-        key = hashlib.sha256(
-            json.dumps([node.config.seed, node.name, sorted((n, v) for n, v in ask.settings.items() if v)]).encode()
-        )
-        for name, value in [*sorted(node.state().items()), *sorted(ask.arrays.items())]:
-            key.update(name.encode() + value.tobytes())
-        path = CACHE / f"{key.hexdigest()}.npz"
-        if path.exists():
-            with np.load(path) as kept:
-                node.load_state({name: kept[name] for name in kept.files if name != "metrics"})
-                metrics = json.loads(str(kept["metrics"]))
-            return Reply(node.name, node.learner.weights() if ask.settings.get("send_weights") else {}, metrics)
-        reply = honest(ask)
-        CACHE.mkdir(parents=True, exist_ok=True)
-        draft = CACHE / f"{os.getpid()}.npz"
-        np.savez(draft, metrics=json.dumps(reply.metrics), **node.state())
-        draft.replace(path)
-        return reply
-
-    node.answer = answer  # type: ignore[method-assign]
-
-
 def run(row: str, seed: int) -> dict[str, object]:
     """One run of a row."""
-    import torch
-
     from fedstill.common.config import load_run
-    from fedstill.server.app import admission
-    from fedstill.server.link import LocalLink
-    from fedstill.server.record import Record
-    from fedstill.server.student import Student
-    from fedstill.strategies import find_method
+    from fedstill.experiments.worker import run_in_process
 
-    torch.set_num_threads(1)
     tokenise_once()
     isolated = row.startswith("isolated")
     common = [
@@ -141,13 +103,7 @@ def run(row: str, seed: int) -> dict[str, object]:
     config = load_run(demo, [*common, *ROWS[row]])
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        student = Student(config)
-        kind, params = find_method(config.method)
-        method = kind(params, config, student, Record(Path(folder) / "run", config))
-        nodes = [Node(config, site, "run", Path(folder) / site.name) for site in config.sites]
-        for node in nodes:
-            remember(node)
-        facts = method.run(LocalLink(nodes, admission(config, student)))
+        facts = run_in_process(config, Path(folder), reuse=CACHE)
     sites = facts["sites"].values()
     return {
         "central": None if isolated else facts["central"]["accuracy"],

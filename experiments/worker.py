@@ -59,8 +59,8 @@ def can_resume(config: RunConfig, folder: Path) -> bool:
     return bool(set.intersection(*held, *(set(checkpoint.rounds(state / "checkpoints")) for state in states)))
 
 
-def run_in_process(config: RunConfig, folder: Path, resume: bool, reuse: Path | None = None) -> None:
-    """Server and sites in this process, one thread in all."""
+def run_in_process(config: RunConfig, folder: Path, resume: bool = False, reuse: Path | None = None) -> Facts:
+    """Server and sites in this process, one thread in all; the run's summary."""
     import torch
 
     torch.set_num_threads(1)
@@ -84,12 +84,13 @@ def run_in_process(config: RunConfig, folder: Path, resume: bool, reuse: Path | 
         if reuse is not None and not config.mixed and not resume:
             for node in nodes:
                 reuse_first_training(node, reuse)
-        method.run(LocalLink(nodes, admission(config, student)), resume)
+        summary = method.run(LocalLink(nodes, admission(config, student)), resume)
         if config.mixed:
             scores = {node.name: _last_scores(node.folder / "scores.jsonl") for node in nodes}
             write_atomically(folder / OWN_SCORES, json.dumps(scores, indent=1) + "\n")
         else:
             save_outputs(folder, student, nodes)
+        return summary
     except BaseException as error:
         record.event("run_failed", reason=f"{type(error).__name__}: {error}")
         raise
