@@ -20,7 +20,7 @@ from fedstill.client.verbs.interactive import Pending
 from fedstill.client.verbs.mutual import Shared
 from fedstill.common import checkpoint
 from fedstill.common.coding import pack, unpack
-from fedstill.common.config import RunConfig, SiteConfig
+from fedstill.common.config import NAME, RunConfig, SiteConfig
 from fedstill.common.holdings import site_texts
 from fedstill.common.learner import Batches, Learner, Practice, Rows
 from fedstill.common.maths.losses import cross_entropy
@@ -39,7 +39,7 @@ class Node:
     def __init__(self, config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> None:
         if site.threads is not None:
             torch.set_num_threads(site.threads)
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", run):
+        if len(run) > 128 or not re.fullmatch(NAME, run):
             raise WireError(f"the run's name {run!r} is no name for a folder")
         self.config, self.site, self.name = config, site, site.name
         self.folder = state_root / run

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 S = TypeVar("S", bound=BaseModel)
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"  # of a site, a run or a row: it becomes a folder
+LONGEST_NAME = 64  # of a site
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the text says which key and what to write instead."""
@@ -264,7 +267,7 @@ class PrivacyConfig(Section):
 class SiteConfig(LearnerConfig):
     """A site: in the run's [[sites]], or in a file of its own (site.toml) that only the site reads."""
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(min_length=1, max_length=LONGEST_NAME, pattern=f"^{NAME}$")
     data: SiteData | None = None
     task: SiteTask | None = None
     privacy: PrivacyConfig | None = None
@@ -353,7 +356,7 @@ class MethodConfig(BaseModel):
 class RunConfig(Section):
     """Everything a run is told. `fedstill run CONFIG.toml` reads it, the run folder keeps it."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field("run", pattern=f"^{NAME}$")
     seed: int = Field(1, ge=0)
     rounds: int = Field(10, ge=1)
     task: TaskConfig = TaskConfig()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import ConfigError, RunConfig, load_run
+from fedstill.common.lock import only_one
 from fedstill.deploy.flower import environment
 from fedstill.deploy.local import check_run
 from fedstill.deploy.processes import Processes
@@ -102,8 +101,8 @@ def run_table(
             check_run(table.rows[row], "local" if on == "process" else on)
         except ConfigError as error:
             raise ConfigError(f"{table.folder / row}.toml:\n  {error}") from None
-    out.mkdir(parents=True, exist_ok=True)
-    with _alone(out):
+    busy = f"{out}: another `fedstill compare` runs this table now; wait for it, or give --runs another folder"
+    with only_one(out / ".lock", ConfigError(busy)):
         runs = [
             Run(row, seed, table.config(row, seed), run_folder(out, row, seed))
             for seed in table.settings.seeds
@@ -229,19 +228,6 @@ def _reason(run: Run, code: int, processes: Processes) -> str:
 
 def _seconds(run: Run) -> float:
     return float(read_json(run.folder / DONE).get("seconds", 0.0))
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """No other `fedstill compare` works in this folder meanwhile."""
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"{out}: another `fedstill compare` runs this table now; wait for it, or give --runs another folder"
-            ) from None
-        yield
 
 
 def default_jobs(on: On) -> int:

@@ -11,13 +11,12 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from fedstill.common.config import ConfigError, RunConfig, Section, check, load_run, read_values
+from fedstill.common.config import NAME, ConfigError, RunConfig, Section, check, load_run, read_values
 from fedstill.common.tasks import load_task
 from fedstill.strategies import find_method
 
 HEAD = "table.toml"
 NO_ROWS = (HEAD, "base.toml")
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 WHOSE = {
     "central": "central model",
     "centralized": "all texts in one place",
@@ -177,7 +176,7 @@ def read_table(folder: Path) -> Table:
     if not files:
         raise ConfigError(f"{folder}: the table has no rows; write a TOML file for each, beside {HEAD}")
     for path in files:
-        if not NAME.match(path.stem):
+        if not re.fullmatch(NAME, path.stem):
             raise ConfigError(f"{path}: a row's file is called by letters, digits and . _ - only")
     rows = {path.stem: _read_row(path) for path in files}
     for key in ("baselines", "bounds", "order"):

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import grpc
 
+from fedstill.common.config import LONGEST_NAME, NAME
 from fedstill.common.frames import (
     ASK,
     CLOSE,
@@ -38,7 +39,6 @@ from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
 from fedstill.server.memory import give_back, one_heap
 
 Outbox = queue.SimpleQueue[Frame | None]
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # as SiteConfig has it: a name may become a folder
 GREETING = 20.0  # seconds in which whoever calls must say who it is: a stream holds a thread
 MOST_NOTICES = 1000  # refusals that are written down: whoever may call could else fill the disk
 
@@ -179,7 +179,7 @@ class Exchange:
     def _why_not(self, seat: Seat, facts: Facts) -> str | None:
         """Why the holder of a good token is not let in under the name that it gives."""
         name = facts.get("name")
-        if not isinstance(name, str) or not NAME.fullmatch(name):
+        if not isinstance(name, str) or len(name) > LONGEST_NAME or not re.fullmatch(NAME, name):
             return "a site's name has letters, digits, _ . and - only, 64 of them at most"
         if seat.name:
             return None if seat.name == name else f"this token is another site's than {name}'s"

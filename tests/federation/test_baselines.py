@@ -140,6 +140,9 @@ def test_fedkd_learns_the_weighted_logits_once(pair: Any, kind: str) -> None:
         zeros, texts = int((two.nodes[0].labels == 0).sum()), len(two.nodes[1].private)
         first = (zeros * north[:, 0] + texts * south[:, 0]) / (zeros + texts)
         z = torch.stack([first, north[:, 1]], dim=-1)  # class 1 is north's alone to say
+        shown = one.events("weights")[0]["weights"]
+        assert shown["north"] == pytest.approx([zeros / (zeros + texts), 1.0])
+        assert shown["south"] == pytest.approx([texts / (zeros + texts), 0.0])
         on_public(two.student, 0, lambda guess, i: (guess - z[i]).abs().mean())
     elif kind == "size":
         on_public(two.student, 0, lambda guess, i: ((guess - z[i]) ** 2).mean(), falls=True)
