@@ -1,11 +1,12 @@
 """How much accuracy poisoned predictions and updates cost, by attack, share of liars and rule.
 
-    python bench/poison.py [--seeds 1] [--only predictions updates]
+    python bench/poison.py [--seeds 1] [--shares 30 10 20 40] [--only predictions updates]
 
 Ten sites train alone once a seed; what they predict is the same for all rows and is kept under build/bench-poison. In a
 row some of the sites lie, one rule combines what all say, and the central model is distilled from it (predictions). For
 updates the sites go on for two epochs from the central model that nobody lied to, and the central model of a row is the
-combination of what they send: the mean of ten models that began at random would be at chance. Each row is written to
+combination of what they send: the mean of ten models that began at random would be at chance. Beside the attacks stands
+`left out`: the mean of those who do not lie, which is the best that a rule can hope for. Each row is written to
 bench/poison.json as soon as it is done and is not run again.
 """
 
@@ -29,7 +30,7 @@ CACHE = HERE.parent / "build" / "bench-poison"
 SITES = 10
 SHARES = (10, 20, 30, 40)
 ATTACKS = ("flip", "noise", "scale", "shift", "collude")
-RULES = ("mean", "median", "trimmed", "cronus", "krum")
+RULES = ("mean", "median", "trimmed", "cronus", "krum", "spectral")
 UPDATE_RULES = ("mean", "fedmedian", "fedtrimmedavg", "krum", "multikrum", "bulyan")
 COMMON = [
     "rounds=1",
@@ -165,8 +166,8 @@ def distilled(seed: int, attack: str, share: int, rule: str) -> float:
     kept = honest(seed)
     logits = np.stack([kept[f"site-{n}/logits"] for n in range(SITES)])
     said = poisoned_predictions(attack, logits, liars_of(share, seed), seed)
-    sites = {f"site-{n}": said[n] for n in range(SITES)}
-    y = softmax(combine(sites, dict.fromkeys(sites, 1.0 / SITES), rule))  # type: ignore[arg-type]
+    sites = {f"site-{n}": said[n] for n in range(SITES) if attack != "left out" or n not in liars_of(share, seed)}
+    y = softmax(combine(sites, dict.fromkeys(sites, 1.0 / len(sites)), rule))  # type: ignore[arg-type]
     student = student_of(seed)
     student.distil(np.arange(len(y)), y, "kl", 6, Practice(fresh=True, decay=(0.0, 1.0)))
     return float(student.test()["accuracy"])
@@ -185,6 +186,8 @@ def averaged(seed: int, attack: str, share: int, rule: str) -> float | None:
         for n in range(SITES)
     ]
     sent = poisoned_updates(attack, np.stack(rows), lied, seed)
+    if attack == "left out":
+        sent = np.delete(sent, lied, axis=0)
     if rule == "mean":
         found = sent.astype(np.float64).mean(axis=0)
     else:
@@ -211,17 +214,15 @@ def averaged(seed: int, attack: str, share: int, rule: str) -> float | None:
     return float(student.test()["accuracy"])
 
 
-def rows_of(seed: int, kinds: list[str]) -> list[tuple[str, str, int, str, int]]:
+def rows_of(seed: int, kinds: list[str], shares: list[int]) -> list[tuple[str, str, int, str, int]]:
     """All rows: first those without liars, which the others are measured against."""
     rules = {"predictions": RULES, "updates": UPDATE_RULES}
     found = [(kind, "none", 0, rule, seed) for kind in kinds for rule in rules[kind]]
-    return found + [
-        (kind, attack, share, rule, seed)
-        for share in (30, 10, 20, 40)
-        for kind in kinds
-        for attack in ATTACKS
-        for rule in rules[kind]
-    ]
+    for share in shares:
+        for kind in kinds:
+            found += [(kind, "left out", share, "mean", seed)]
+            found += [(kind, attack, share, rule, seed) for attack in ATTACKS for rule in rules[kind]]
+    return found
 
 
 def table(results: dict[str, float | None]) -> str:
@@ -243,7 +244,7 @@ def table(results: dict[str, float | None]) -> str:
         base = np.mean([results[f"{kind}/none/0/mean/{s}"] for s in seeds])  # type: ignore[misc]
         lines += ["", f"{kind}: points lost against the unpoisoned mean ({base:.3f}; seeds {', '.join(seeds)})", ""]
         lines += [f"| attack | liars | {' | '.join(rules)} |", "|---|---|" + "---|" * len(rules)]
-        for attack, share in [("none", 0), *((attack, share) for attack in ATTACKS for share in SHARES)]:
+        for attack, share in [("none", 0), *((a, share) for a in ("left out", *ATTACKS) for share in SHARES)]:
             cells = [lost(attack, share, rule) for rule in rules]
             if not all(math.isnan(cell) for cell in cells):
                 shown = ["-" if math.isnan(cell) else f"{cell:+.1f}" for cell in cells]
@@ -258,10 +259,13 @@ def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--shares", type=int, nargs="+", default=[30, 10, 20, 40], help="per cent of liars")
     parser.add_argument("--only", nargs="+", default=["predictions", "updates"], choices=["predictions", "updates"])
     asked = parser.parse_args()
     results: dict[str, float | None] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for kind, attack, share, rule, seed in (row for one in asked.seeds for row in rows_of(one, asked.only)):
+    for kind, attack, share, rule, seed in (
+        row for one in asked.seeds for row in rows_of(one, asked.only, asked.shares)
+    ):
         key = f"{kind}/{attack}/{share}/{rule}/{seed}"
         if key in results:
             continue

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from fedstill.common.maths.ensemble import Matrix, mean_predictions
 
-Aggregation = Literal["mean", "median", "trimmed", "cronus", "krum"]
+Aggregation = Literal["mean", "median", "trimmed", "cronus", "krum", "spectral"]
 Stack = NDArray[np.float32]
 
 SPREAD = 1.4826  # times the median distance from the median is the standard deviation of a normal sample
+FACTOR_STEPS = 20  # until what the sites share of their variance stands still
 
 
 def combine(
@@ -31,6 +32,7 @@ def combine(
     found = RULES[rule](np.stack([predictions[name] for name in weights]))
     if not probabilities:
         return found
+    found = np.maximum(found, 0)
     total = found.sum(axis=-1, keepdims=True)
     nothing = total <= 0  # such as the median of votes for three different classes
     plain = mean_predictions(predictions, dict.fromkeys(weights, 1.0 / len(weights))) if nothing.any() else found
@@ -101,9 +103,58 @@ def _liars(sites: int, liars: int | None) -> int:
     return most if liars is None else min(liars, most)
 
 
+def spectral(stack: Stack) -> Matrix:
+    """What a middling site would say if it knew what those know who agree with each other.
+
+    Each site's mean over the texts and its spread are put aside, so that no site can shift or scale the result; the
+    rest is averaged by `agreement`, where that is positive, and gets the median mean and spread of those who took part.
+    """
+    said = stack.astype(np.float64)
+    offset = said.mean(axis=1)
+    rest = said - offset[:, None]
+    spread = _spread(rest)
+    weights = np.maximum(agreement(stack), 0)
+    kept = weights > 0
+    unit = rest[kept] / np.where(spread[kept] > 0, spread[kept], 1.0)[:, None, None]
+    mean = np.tensordot(weights[kept] / weights[kept].sum(), unit, axes=1)
+    return np.asarray(np.median(offset[kept], axis=0) + np.median(spread[kept]) * mean, np.float32)
+
+
+def agreement(stack: Stack) -> NDArray[np.float64]:
+    """How well each site knows the answers, up to a factor, seen from how they agree (Parisi et al. 2014).
+
+    If they err independently, the correlations between them are those of one hidden answer: a matrix of rank one, but
+    for its diagonal. Entry i of its eigenvector goes with how right site i is, and is negative for one that says the
+    opposite. The side of most sites is taken for the honest one. Two sites, or a single text, tell nothing.
+    """
+    said = stack.astype(np.float64)
+    rest = said - said.mean(axis=1, keepdims=True)
+    rest -= rest.mean(axis=-1, keepdims=True)  # a number added to all classes says nothing
+    spread = _spread(rest)
+    flat = (rest / np.where(spread > 0, spread, 1.0)[:, None, None]).reshape(len(stack), -1)
+    correlation = flat @ flat.T / flat.shape[1]
+    if len(stack) < 3 or np.abs(correlation - np.diag(np.diag(correlation))).max() < 1e-6:
+        return np.ones(len(stack))
+    shared = np.zeros(len(stack))  # of a site's variance: it agrees with itself in its errors too, which must not count
+    for _ in range(FACTOR_STEPS):
+        np.fill_diagonal(correlation, shared)
+        values, vectors = np.linalg.eigh(correlation)
+        shared = np.minimum(values[-1] * vectors[:, -1] ** 2, 1.0)
+    first = np.asarray(vectors[:, -1], np.float64)
+    first[np.abs(first) < 1e-9] = 0.0
+    return first if (np.sign(first).sum(), first.sum()) >= (0, 0) else -first
+
+
+def _spread(rest: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each site, between classes: a number added to all of them does not count."""
+    centred = rest - rest.mean(axis=-1, keepdims=True)
+    return np.asarray(np.sqrt((centred**2).mean(axis=(1, 2))))
+
+
 RULES: dict[str, Callable[[Stack], Matrix]] = {
     "median": median,
     "trimmed": trimmed_mean,
     "cronus": cronus,
     "krum": krum,
+    "spectral": spectral,
 }

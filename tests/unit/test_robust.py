@@ -11,12 +11,14 @@ from fedstill.common.maths.ensemble import by_class, mean_predictions
 from fedstill.common.maths.robust import (
     RULES,
     Aggregation,
+    agreement,
     combine,
     cronus,
     cronus_filter,
     krum,
     krum_scores,
     median,
+    spectral,
     trimmed_mean,
 )
 
@@ -29,7 +31,7 @@ def test_the_mean_follows_the_weights_and_the_other_rules_count_every_site_once(
     said = {"a": np.array([[1.0, 3.0]], np.float32), "b": np.array([[5.0, -1.0]], np.float32)}
     weights = {"a": 0.25, "b": 0.75}
     assert combine(said, weights).tolist() == [[4.0, 0.0]]
-    rules: list[Aggregation] = ["median", "trimmed", "cronus", "krum"]  # of two sites nobody is the odd one out
+    rules: list[Aggregation] = ["median", "trimmed", "cronus", "krum", "spectral"]  # of two sites nobody is the odd one
     assert all(combine(said, weights, rule).tolist() == [[3.0, 1.0]] for rule in rules)
 
 
@@ -76,6 +78,43 @@ def test_krum_by_hand() -> None:
     assert krum(seven).tolist() == [[2.0]]
 
 
+def test_spectral_by_hand() -> None:
+    # four sites know the same, one with a bias and a loud voice, one with a bias, one says the opposite, louder still
+    h = np.array([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, 1.0]])
+    stack = np.stack([h, 3 * h + np.array([6.0, 0.0]), h + np.array([0.0, 2.0]), -20 * h]).astype(np.float32)
+    # each is h or -h once offset and spread are put aside: correlations 1 among three of them and -1 with the liar
+    assert np.allclose(agreement(stack), [0.5, 0.5, 0.5, -0.5])
+    # the median offset of the three is (0, 0), (6, 0), (0, 2) -> (0, 0); of the spreads 1, 3, 1 it is 1
+    assert np.allclose(spectral(stack), h, atol=1e-6)
+    most = stack[[0, 3, 3, 3]]  # where most lie, they are believed
+    assert np.allclose(spectral(most), -20 * h, atol=1e-5)
+    assert np.allclose(spectral(stack[:, :1]), median(stack[:, :1]))  # a single text tells nothing about the sites
+
+
+def test_agreement_finds_how_good_each_site_is_without_an_answer() -> None:
+    rng = np.random.default_rng(3)
+    right = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.2])  # the last one mostly says the opposite
+    answers = rng.integers(0, 2, 20_000)
+    said = np.where(rng.random((6, 20_000)) < right[:, None], answers, 1 - answers)
+    found = agreement(np.eye(2, dtype=np.float32)[said])
+    # Parisi et al. 2014: in proportion to 2 p - 1
+    expected = 2 * right - 1
+    assert np.allclose(found / np.linalg.norm(found), expected / np.linalg.norm(expected), atol=0.03)
+
+
+def test_spectral_stands_four_of_ten_who_say_the_opposite() -> None:
+    rng = np.random.default_rng(4)
+    truth = rng.normal(size=(400, 2))
+    honest = truth + rng.normal(scale=2.0, size=(10, 400, 2))
+    said = honest.copy()
+    said[:4] *= -1
+    right = truth.argmax(axis=1)
+    accuracy = {rule: float((RULES[rule](said.astype(np.float32)).argmax(axis=1) == right).mean()) for rule in RULES}
+    best = float((honest[4:].mean(axis=0).argmax(axis=1) == right).mean())  # of somebody who knows who lies
+    assert accuracy["spectral"] > best - 0.02
+    assert max(accuracy[rule] for rule in ("median", "trimmed", "cronus")) < best - 0.1
+
+
 def test_each_text_is_filtered_by_itself() -> None:
     other = SAID[[4, 0, 1, 2, 3]]  # on the second text the first site is the odd one
     kept = cronus_filter(np.concatenate([SAID, other], axis=1))
@@ -87,6 +126,12 @@ def test_probabilities_sum_to_one_under_every_rule() -> None:
     weights = dict.fromkeys("abc", 1 / 3)
     assert median(np.stack(list(said.values()))).sum() == pytest.approx(0.3)
     assert np.allclose(combine(said, weights, "median", probabilities=True), 1 / 3)
+    rng = np.random.default_rng(5)
+    many = {name: rng.dirichlet([0.2] * 3, size=20).astype(np.float32) for name in "abcde"}
+    for rule in ("mean", *sorted(RULES)):
+        found = combine(many, dict.fromkeys("abcde", 0.2), rule, probabilities=True)  # type: ignore[arg-type]
+        assert (found >= 0).all()
+        assert np.allclose(found.sum(axis=1), 1.0, atol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
