@@ -110,7 +110,13 @@ def run_table(
         ]
         progress = Progress(len(runs), jobs)
         for run in runs:
-            if (state := state_of(run)) == "finished":
+            if (state := state_of(run)) != "finished" and reuse and (twin := finished_twin(run, out.parent)):
+                _take_over(run, twin)
+                watch.says(
+                    f"{run.name}: taken from {twin.parent.parent.name}, {twin.parent.name}, which is the same run"
+                )
+                state = state_of(run)
+            if state == "finished":
                 progress.done += 1
                 progress.took.setdefault(run.row, []).append(_seconds(run))
             else:
@@ -146,6 +152,29 @@ def state_of(run: Run) -> State:
     if (run.folder / DONE).exists() and read_json(run.folder / SUMMARY).get("status") == "finished":
         return "finished"
     return "resumable" if can_resume(run.config, run.folder) else "half"
+
+
+def finished_twin(run: Run, tables: Path) -> Path | None:
+    """Another table's folder of a finished run that differs in its name alone."""
+    for done in sorted(tables.glob(f"*/*/seed-{run.seed}/{DONE}")):
+        if done.parent == run.folder:
+            continue
+        with contextlib.suppress(ValueError):
+            twin = load_run(done.parent / CONFIG)
+            if twin.model_copy(update={"name": run.config.name}) == run.config and (
+                read_json(done.parent / SUMMARY).get("status") == "finished"
+            ):
+                return done.parent
+    return None
+
+
+def _take_over(run: Run, twin: Path) -> None:
+    shutil.rmtree(run.folder, ignore_errors=True)
+    draft = run.folder.with_name(f".{run.folder.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(twin, draft)
+    write_atomically(draft / CONFIG, run.config.to_toml())
+    draft.replace(run.folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:

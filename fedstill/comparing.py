@@ -62,7 +62,9 @@ def compare(
     reuse: Annotated[
         bool,
         typer.Option(
-            "--reuse", help="Rows that begin alike share a site's first local training; their seconds are not shown."
+            "--reuse",
+            help="Rows that begin alike share a site's first local training, and a run that another table has too is "
+            "run once; their seconds are not shown.",
         ),
     ] = False,
     keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep every run's central model.")] = False,

@@ -165,6 +165,26 @@ def test_a_stopped_table_leaves_no_worker_and_goes_on_to_the_same_end(
     assert without_times(json.loads((run.folder / "summary.json").read_text())) == without_times(straight)
 
 
+def test_a_row_that_another_table_has_too_is_run_once(tmp_path: Path) -> None:
+    first = make(tmp_path / "first", [1], a='name = "one"\n[method]\nname = "fedkd"')
+    second = make(tmp_path / "second", [1], b='name = "two"\n[method]\nname = "fedkd"', c='[method]\nname = "ds-fl"')
+    runs = tmp_path / "runs/compare"
+    assert run_table(read_table(first), runs / "first", "process", 1, Watching()) == []
+    begun: list[str] = []
+    watching = Watching(lambda progress: begun.extend(run.row for run in progress.running))
+    assert run_table(read_table(second), runs / "second", "process", 1, watching, reuse=runs / ".shared") == []
+    assert set(begun) == {"c"}
+    assert watching.said[0] == "b, seed 1: taken from first, a, which is the same run"
+    ours, theirs = (json.loads((runs / place / "seed-1/summary.json").read_text()) for place in ("second/b", "first/a"))
+    assert ours == theirs
+    assert load_run(runs / "second/b/seed-1/config.toml") == read_table(second).config("b", 1)
+
+    other = make(tmp_path / "third", [2], b='[method]\nname = "fedkd"')  # of another seed it is another run
+    again = Watching()
+    assert run_table(read_table(other), runs / "third", "process", 1, again, reuse=runs / ".shared") == []
+    assert again.said[0].startswith("b, seed 2: finished")
+
+
 def test_a_worker_says_itself_why_it_failed(tmp_path: Path) -> None:
     folder = make(tmp_path / "tiny", [1], oneshot='rounds = 2\n[method]\nname = "fedkd"')
     place = tmp_path / "seed-1"
