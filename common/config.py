@@ -78,6 +78,7 @@ class DataConfig(Section):
     public: int | float = Field(600, ge=0)
     labelled: int | float = Field(100, ge=0)
     test: int | float = Field(400, ge=0)
+    test_alpha: float | None = Field(None, gt=0)  # test texts with another mix of labels than their pool has
     partition: Literal[
         "iid",
         "dirichlet",

@@ -91,6 +91,8 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     """
     train = _of_domains(pools.train, data.domains)
     test = None if pools.test is None else _those_of_domains(pools.test, data.domains)
+    if test is None and data.test_alpha is not None:
+        raise DataError("data.test_alpha draws from a test set, and the task has none of its own; take it out")
     if data.public_domains or data.labelled_domains:
         return _splits_by_domain(Pools(train, test, pools.public), data, seed)
     wanted = {"private": data.private, "public": data.public, "labelled": data.labelled, "test": data.test}
@@ -115,8 +117,7 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
         parts[name] = train.select(_draws(seed, name).permutation(chosen))
         start += sizes[name]
     if test is not None:
-        size = min(_count("test", wanted["test"], len(test)), len(test))
-        parts["test"] = test.select(_stratified_order(test, _draws(seed, "test"))[:size])
+        parts["test"] = _test_texts(test, data, seed)
     public = parts["public"] if pools.public is None else public_texts(pools.public, data, seed)
     return Splits(parts["private"], public.without_labels(), parts["labelled"], parts["test"])
 
@@ -152,8 +153,7 @@ def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
         there = (
             there if there.domains is None else there.select(np.flatnonzero(np.isin(np.array(there.domains), tested)))
         )
-        size = min(_count("test", data.test, len(there)), len(there))
-        test = there.select(_stratified_order(there, _draws(seed, "test"))[:size])
+        test = _test_texts(there, data, seed)
     if pools.public is None:
         public = cut("public", data.public_domains or rest, data.public)
     else:
@@ -161,6 +161,20 @@ def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
     labelled = cut("labelled", data.labelled_domains or rest, data.labelled)
     private = cut("private", rest, data.private)
     return Splits(private, public.without_labels(), labelled, test)
+
+
+def _test_texts(pool: TextSet, data: DataConfig, seed: int) -> TextSet:
+    """At most what the pool has, in its mix of labels and domains, or with labels mixed by Dirichlet(test_alpha)."""
+    rng, size = _draws(seed, "test"), min(_count("test", data.test, len(pool)), len(pool))
+    if data.test_alpha is None:
+        return pool.select(_stratified_order(pool, rng)[:size])
+    if pool.labels is None:
+        raise DataError("data.test_alpha mixes labels, and the test texts have none; take it out")
+    _, classes, there = np.unique(pool.labels, return_inverse=True, return_counts=True)
+    shares = rng.dirichlet([data.test_alpha] * len(there))
+    # One by one without putting back, each text as likely as its class is wished for (Efraimidis and Spirakis 2006).
+    turns = rng.exponential(size=len(pool)) / np.maximum(shares / there, 1e-300)[classes]
+    return pool.select(np.argsort(turns)[:size])
 
 
 def public_texts(pool: TextSet, data: DataConfig, seed: int) -> TextSet:

@@ -115,7 +115,8 @@ def main_score(scores: Facts) -> str:
     """What a task is judged by: its own metric if it has one beside accuracy, over all tasks if there are several."""
     if "mean_over_tasks" in scores:
         return "mean_over_tasks"
-    return next((name for name in scores if name not in ("accuracy", "semantic_distance")), "accuracy")
+    others = (name for name in scores if not name.startswith(("accuracy", "semantic_distance")))
+    return next(others, "accuracy")
 
 
 def results(console: Console, summary: Facts, folder: str) -> None:

@@ -19,7 +19,7 @@ from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entro
 from fedstill.common.models import Encoded, load_model
 from fedstill.common.randomness import derive
 from fedstill.common.states import State
-from fedstill.common.tasks import task_scores
+from fedstill.common.tasks import domain_scores, task_scores
 from fedstill.common.wire import Arrays
 
 NAME = "central"
@@ -162,13 +162,14 @@ class Student:
         return rng.choice(len(self.labelled), size=min(count, len(self.labelled)), replace=False)
 
     def test(self) -> dict[str, float]:
-        """The task's scores on the test texts."""
+        """The task's scores on the test texts, and its metric on those of each domain."""
         return self._test(self.learner)
 
     def _test(self, learner: Learner) -> dict[str, float]:
         with learner.at("test"):
             logits = learner.predict(self.test_texts, np.arange(len(self.test_texts)))
-        return task_scores(self.task, np.asarray(self.texts.test.labels), logits, self.texts.test.domains)
+        told = (self.task, np.asarray(self.texts.test.labels), logits, self.texts.test.domains)
+        return task_scores(*told) | domain_scores(*told)
 
     def centralized(self, epochs: int, practice: Practice) -> dict[str, float]:
         """The yardstick: the same model trained on everybody's private texts in one place, then tested."""

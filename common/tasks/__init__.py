@@ -21,7 +21,7 @@ from fedstill.common.tasks.own import from_files, from_hub, points_of
 from fedstill.common.tasks.passages import PASSAGES, Passages
 from fedstill.common.tasks.reviews import REVIEWS
 from fedstill.common.tasks.rows import Row, read_rows, text_set
-from fedstill.common.tasks.scores import scores, semantic_distance, task_scores
+from fedstill.common.tasks.scores import domain_scores, scores, semantic_distance, task_scores
 from fedstill.common.tasks.superglue_tasks import SUPERGLUE
 from fedstill.common.tasks.task import (
     INFERENCE_TRIANGLE,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INFERENCE_TRIANGLE", "KNOWN", "METRICS", "SITE_SETS", "TASKS", "VALENCE_AROUSAL", "Coordinates", "Row", "Task",
-    "TaskError", "film_reviews", "hub_reachable", "load_task", "on_a_line", "read_rows", "scores", "semantic_distance",
-    "site_kind", "site_rows", "source_of", "task_scores",
+    "TaskError", "domain_scores", "film_reviews", "hub_reachable", "load_task", "on_a_line", "read_rows", "scores",
+    "semantic_distance", "site_kind", "site_rows", "source_of", "task_scores",
 ]  # fmt: skip
 
 KNOWN = {known.task.name: known for known in [*GLUE, *SUPERGLUE, *INFERENCE, *REVIEWS, *DIALOGUES]}

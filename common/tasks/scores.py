@@ -52,6 +52,19 @@ def task_scores(task: Task, labels: ArrayLike, outputs: ArrayLike, domains: Sequ
     return {**found, "mean_over_tasks": mean, **{f"accuracy_{domain}": value for domain, value in each.items()}}
 
 
+def domain_scores(task: Task, labels: ArrayLike, outputs: ArrayLike, domains: Sequence[str] | None) -> dict[str, float]:
+    """The task's metric, and the semantic distance, of each domain by itself; nothing where all texts are of one."""
+    names = np.array(domains or ())
+    if task.choices or len(set(names)) < 2:
+        return {}
+    found, true, said = {}, np.asarray(labels), np.asarray(outputs)
+    for domain in sorted(set(names)):
+        for name, value in scores(task.metric, true[names == domain], said[names == domain], task.coordinates).items():
+            if name in (task.metric, "semantic_distance"):
+                found[f"{name}_{domain}"] = value
+    return found
+
+
 def semantic_distance(probabilities: ArrayLike, labels: ArrayLike, coordinates: Coordinates) -> float:
     """How far the expected label is from the true one, mean over the true labels that occur; lower is better.
 

@@ -67,6 +67,26 @@ def test_files_of_their_own_give_test_and_public() -> None:
     assert len(splits.private) == 90
 
 
+def test_the_test_set_may_have_a_mix_of_labels_of_its_own() -> None:
+    pools = Pools(texts(50), test=texts(9000, classes=3))
+
+    def mix(seed: int, alpha: float | None, size: int = 600) -> np.ndarray:
+        data = DataConfig(private=20, public=10, labelled=10, test=size, test_alpha=alpha)
+        found = make_splits(pools, data, seed).test
+        assert len(set(found.texts)) == size
+        return np.bincount(found.labels, minlength=3) / size
+
+    assert np.allclose(mix(1, None), 1 / 3, atol=0.01)
+    assert np.allclose(mix(1, 1e6), 1 / 3, atol=0.06)
+    drawn = np.array([mix(seed, 0.8, 300) for seed in range(300)])
+    assert np.allclose(drawn.mean(axis=0), 1 / 3, atol=0.05)
+    # the variance of a share of Dirichlet(a, a, a): (1/3)(2/3) / (3 a + 1)
+    assert drawn.var(axis=0) == pytest.approx(2 / 9 / (3 * 0.8 + 1), rel=0.25)
+    assert np.allclose(mix(1, 0.01, 9000), 1 / 3)  # all there are, whatever was wished for
+    with pytest.raises(DataError, match="the task has none of its own"):
+        make_splits(Pools(texts(50)), DataConfig(private=20, public=5, labelled=5, test=10, test_alpha=0.8), 1)
+
+
 def test_who_knows_labels_and_domains_of_a_public_file_and_who_does_not_agree_on_its_texts() -> None:
     data = DataConfig(private=90, public=20, labelled=10, test=20, domains=["domain1"])
     pools = Pools(texts(400), public=texts(50))

@@ -16,6 +16,8 @@ from fedstill.screen import main_score, results
         (["accuracy"], "accuracy"),
         (["accuracy", "semantic_distance"], "accuracy"),
         (["accuracy", "f1", "semantic_distance"], "f1"),
+        (["accuracy", "f1_weighted", "f1_weighted_baby"], "f1_weighted"),
+        (["accuracy", "accuracy_imdb", "accuracy_sst2", "semantic_distance", "semantic_distance_imdb"], "accuracy"),
         (["accuracy", "accuracy_cb", "accuracy_copa", "mean_over_tasks"], "mean_over_tasks"),
     ],
 )

@@ -12,6 +12,7 @@ from fedstill.common.tasks import (
     VALENCE_AROUSAL,
     Task,
     TaskError,
+    domain_scores,
     load_task,
     on_a_line,
     semantic_distance,
@@ -32,6 +33,17 @@ def test_every_label_counts_the_same_however_many_texts_have_it() -> None:
     sure = np.eye(5)
     # label 0: off by 0, 0, 0; label 4: off by 2; label 2 does not occur
     assert semantic_distance(sure[[0, 0, 0, 2]], [0, 0, 0, 4], STARS) == pytest.approx((0 + 2) / 2)
+
+
+def test_each_domain_has_its_own_scores_where_there_are_several() -> None:
+    graded = Task("graded", ("low", "mid", "high"), metric="accuracy", coordinates=on_a_line(3))
+    sure = 60.0 * np.eye(3)[[0, 1, 2, 0]]  # a: both right; b: right, and off by two
+    found = domain_scores(graded, [0, 1, 2, 2], sure, ["a", "a", "b", "b"])
+    assert found == pytest.approx(
+        {"accuracy_a": 1.0, "semantic_distance_a": 0.0, "accuracy_b": 0.5, "semantic_distance_b": 1.0}
+    )
+    assert domain_scores(graded, [0, 1], sure[:2], ["a", "a"]) == {}
+    assert domain_scores(graded, [0, 1], sure[:2], None) == {}
 
 
 def test_distances_in_the_plane_and_in_space() -> None:
