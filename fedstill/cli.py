@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedstill import __version__, comparing, coordinator
-from fedstill.screen import Screen, results, size
+from fedstill.screen import Screen, main_score, results, size
 
 app = typer.Typer(
     name="fedstill",
@@ -101,7 +101,7 @@ def list_runs(as_json: Json = False, runs: Runs = Path("runs")) -> None:
     if not rows:
         console.print(f"There are no runs in {runs.resolve()}; start one with: fedstill run experiments/demo.toml")
         return
-    _table(["run", "status", "method", "rounds", "central", "seconds"], rows)
+    _table(["run", "status", "method", "rounds", "score", "central", "seconds"], rows)
 
 
 @app.command()
@@ -365,7 +365,8 @@ def _row(folder: Path) -> dict[str, Any]:
         "status": summary["status"],
         "method": summary.get("method"),
         "rounds": summary.get("rounds"),
-        "central": central.get("accuracy"),
+        "score": main_score(central) if central else None,
+        "central": central.get(main_score(central)),
         "seconds": seconds.get("total"),
     }
 

@@ -90,7 +90,8 @@ def check_folder(running: Running, summary: dict) -> None:
     )
     assert json.loads(shown.stdout) == summary
     listed = subprocess.run([COMMAND, "runs", "--json"], cwd=running.folder, capture_output=True, text=True, check=True)
-    assert json.loads(listed.stdout)[0]["status"] == "finished"
+    row = json.loads(listed.stdout)[0]
+    assert (row["status"], row["score"], row["central"]) == ("finished", "accuracy", summary["central"]["accuracy"])
 
 
 def test_with_tls_the_weights_are_the_same(
