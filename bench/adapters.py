@@ -19,7 +19,8 @@ from echo import write_whole
 from rich.console import Console
 from rich.table import Table
 
-from fedstill.common.config import RunConfig, load_run
+from fedstill.common.config import RunConfig
+from fedstill.common.config_files import load_run
 from fedstill.experiments.worker import run_in_process
 
 METHODS = ("fedavg", "fedprox", "fedmedian")

@@ -132,7 +132,8 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def settings(label: str, seed: int, args: argparse.Namespace) -> Any:
     """The run of a method or an ablation of ATC; the baselines have the rounds of CONTRAST, as in the paper."""
-    from fedstill.common.config import RunConfig, read_values
+    from fedstill.common.config import RunConfig
+    from fedstill.common.config_files import read_values
 
     values, _ = read_values(COURSE)
     if args.quick:

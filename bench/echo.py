@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedstill.client.session import Door, Session
-from fedstill.common.config import load_run
+from fedstill.common.config_files import load_run
 from fedstill.common.frames import grpc_options
 from fedstill.common.wire import Ask, Facts, Failure, Reply, from_records, to_records
 

@@ -42,7 +42,8 @@ def run(seed: int) -> list[dict[str, Any]]:
     """A site is trained once, and asked under every budget."""
     from fedstill.client.node import Node
     from fedstill.client.privacy import Guard
-    from fedstill.common.config import PrivacyConfig, load_run
+    from fedstill.common.config import PrivacyConfig
+    from fedstill.common.config_files import load_run
     from fedstill.common.wire import Ask
 
     demo = (HERE.parent / "experiments" / "demo.toml").read_text(encoding="utf-8").split("[[sites]]")[0]

@@ -84,7 +84,7 @@ def tokenise_once() -> None:
 
 def run(row: str, seed: int) -> dict[str, object]:
     """One run of a row."""
-    from fedstill.common.config import load_run
+    from fedstill.common.config_files import load_run
     from fedstill.experiments.worker import run_in_process
 
     tokenise_once()

@@ -44,7 +44,7 @@ COMMON = [
 
 def config_of(seed: int) -> Any:
     """The demo's task and training with ten sites of one family, which both predictions and updates need."""
-    from fedstill.common.config import load_run
+    from fedstill.common.config_files import load_run
 
     demo = (HERE.parent / "experiments" / "demo.toml").read_text(encoding="utf-8").split("[[sites]]")[0]
     demo = demo.replace("distill_epochs = 2\n", "").replace('name = "fedid"', 'name = "feddf"')

@@ -14,7 +14,8 @@ from fedstill.client.limits import check_files
 from fedstill.client.mixed import make_node
 from fedstill.client.session import Door, Session
 from fedstill.client.verbs import VERBS
-from fedstill.common.config import ConfigError, RunConfig, SiteConfig, load_run, load_site
+from fedstill.common.config import ConfigError, RunConfig, SiteConfig
+from fedstill.common.config_files import load_run, load_site
 from fedstill.common.wire import Ask, Facts, from_records, to_records
 
 app = ClientApp()

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedstill.client.app import state_root
-from fedstill.common.config import ConfigError, SiteFile, load_site
+from fedstill.common.config import ConfigError, SiteFile
+from fedstill.common.config_files import load_site
 from fedstill.deploy import flower
 from fedstill.deploy.checks import Check, check_site
 from fedstill.deploy.presence import only_client, sign_off

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from fedstill.common.checkpoint import write_atomically
-from fedstill.common.config import ConfigError, RunConfig, load_run
+from fedstill.common.config import ConfigError, RunConfig
+from fedstill.common.config_files import load_run
 from fedstill.common.lock import only_one
 from fedstill.deploy.flower import environment
 from fedstill.deploy.local import check_run

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from fedstill.common.config import NAME, ConfigError, RunConfig, Section, check, load_run, read_values
+from fedstill.common.config import NAME, ConfigError, RunConfig, Section
+from fedstill.common.config_files import check, load_run, read_values
 from fedstill.common.tasks import load_task
 from fedstill.strategies import find_method
 

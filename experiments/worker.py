@@ -20,7 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from fedstill.common import checkpoint
 from fedstill.common.checkpoint import write_atomically
-from fedstill.common.config import RunConfig, load_run
+from fedstill.common.config import RunConfig
+from fedstill.common.config_files import load_run
 from fedstill.common.wire import Facts
 
 CONFIG, SUMMARY, DONE, FAILED, OWN_SCORES = "config.toml", "summary.json", "done.json", "failed.json", "own_scores.json"

@@ -64,7 +64,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a federation and show its results."""
-    from fedstill.common.config import load_run
+    from fedstill.common.config_files import load_run
 
     settings = load_run(Path(config), change or [])
     folder = _new_folder(runs, settings.name)
@@ -77,7 +77,7 @@ def resume(
     runs: Runs = Path("runs"),
 ) -> None:
     """Take up a run where it stopped: at most one round is repeated."""
-    from fedstill.common.config import load_run
+    from fedstill.common.config_files import load_run
 
     folder = _find(runs, run)
     summary = _summary(folder)
@@ -218,7 +218,7 @@ def partition(
     as_json: Json = False,
 ) -> None:
     """Show which texts each site of a run would get; nothing is started."""
-    from fedstill.common.config import load_run
+    from fedstill.common.config_files import load_run
     from fedstill.partition import dealt, draw
 
     found = dealt(load_run(Path(config), change or []), by)

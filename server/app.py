@@ -15,7 +15,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedstill import __file__ as package
-from fedstill.common.config import ConfigError, ExchangeConfig, RunConfig, load_run
+from fedstill.common.config import ConfigError, ExchangeConfig, RunConfig
+from fedstill.common.config_files import load_run
 from fedstill.common.lock import only_one
 from fedstill.common.states import Spool
 from fedstill.common.wire import Facts

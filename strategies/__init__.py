@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 
-from fedstill.common.config import ConfigError, MethodConfig, check
+from fedstill.common.config import ConfigError, MethodConfig
+from fedstill.common.config_files import check
 from fedstill.strategies.adafd import AdaFD
 from fedstill.strategies.atc import ATC
 from fedstill.strategies.base import Method, Params

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.common.config import RunConfig, load_run
+from fedstill.common.config import RunConfig
+from fedstill.common.config_files import load_run
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedstill.cli import app
-from fedstill.common.config import ConfigError, load_run
+from fedstill.common.config import ConfigError
+from fedstill.common.config_files import load_run
 from fedstill.experiments import worker
 from fedstill.experiments.outputs import load_outputs
 from fedstill.experiments.report import write_report

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstill.common.config import RunConfig, SiteConfig, load_run, load_site
+from fedstill.common.config import RunConfig, SiteConfig
+from fedstill.common.config_files import load_run, load_site
 from fedstill.common.holdings import site_texts
 from fedstill.common.tasks import TaskError, film_reviews
 from fedstill.server.link import JoinError, LocalLink

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.common.config import ConfigError, RunConfig, load_run, load_site
+from fedstill.common.config import ConfigError, RunConfig
+from fedstill.common.config_files import load_run, load_site
 from fedstill.strategies import METHODS, find_method
 
 

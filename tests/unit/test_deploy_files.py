@@ -21,7 +21,7 @@ import yaml
 from typer.main import get_command
 
 from fedstill.cli import app
-from fedstill.common.config import load_run, load_site
+from fedstill.common.config_files import load_run, load_site
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SITES = ("north", "east", "south")

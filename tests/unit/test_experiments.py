@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedstill.common.config import RunConfig, check
+from fedstill.common.config import RunConfig
+from fedstill.common.config_files import check
 from fedstill.common.tasks import SITE_SETS, TASKS
 from fedstill.strategies import METHODS, find_method
 

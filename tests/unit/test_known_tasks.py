@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstill.common.config import ConfigError, SiteTask, TaskConfig, check, load_run
+from fedstill.common.config import ConfigError, SiteTask, TaskConfig
+from fedstill.common.config_files import check, load_run
 from fedstill.common.site_tasks import Item, Work, read_items
 from fedstill.common.tasks import KNOWN, SITE_SETS, TASKS, TaskError, load_task, source_of
 from fedstill.common.tasks.task import INFERENCE_TRIANGLE, VALENCE_AROUSAL

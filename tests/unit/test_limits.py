@@ -12,7 +12,8 @@ import pytest
 from fedstill.client.limits import LEAVES, Gate, Refused, check_files, kinds_of, leaving
 from fedstill.client.node import Node
 from fedstill.client.verbs import VERBS
-from fedstill.common.config import ConfigError, LimitsConfig, RunConfig, SiteConfig, load_run
+from fedstill.common.config import ConfigError, LimitsConfig, RunConfig, SiteConfig
+from fedstill.common.config_files import load_run
 from fedstill.common.wire import Ask, Reply, size_of
 
 ROWS = np.arange(4)

@@ -14,7 +14,8 @@ import pytest
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from fedstill.common.builtin import builtin_folder
-from fedstill.common.config import ConfigError, check
+from fedstill.common.config import ConfigError
+from fedstill.common.config_files import check
 from fedstill.common.llm import LLMConfig, LLMError, ask_for_weights, open_llm, read_numbers
 
 TALK = [{"role": "user", "content": "Three weights, please."}]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedstill.client.secrets import draws, secret_of
-from fedstill.common.config import ConfigError, PrivacyConfig, check
+from fedstill.common.config import ConfigError, PrivacyConfig
+from fedstill.common.config_files import check
 from fedstill.common.maths.privacy import epsilon_of, hide, multiplier_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:Optimal order")

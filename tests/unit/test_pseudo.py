@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedstill.common.config import ModelConfig, load_run
+from fedstill.common.config import ModelConfig
+from fedstill.common.config_files import load_run
 from fedstill.common.maths import pseudo
 from fedstill.common.models import ModelError, TextModel, load_model
 from fedstill.common.tasks import TASKS

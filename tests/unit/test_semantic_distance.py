@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedstill.common.config import TaskConfig, load_run
+from fedstill.common.config import TaskConfig
+from fedstill.common.config_files import load_run
 from fedstill.common.tasks import (
     INFERENCE_TRIANGLE,
     TASKS,

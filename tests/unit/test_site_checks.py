@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstill.common.config import ConfigError, SiteFile, load_site
+from fedstill.common.config import ConfigError, SiteFile
+from fedstill.common.config_files import load_site
 from fedstill.deploy import checks, probe
 from fedstill.deploy.certificates import Certificates, make_certificates
 from fedstill.deploy.checks import Check, Failed, check_site

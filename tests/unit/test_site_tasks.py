@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedstill.common.bert2bert import MixedModel, load_mixed
-from fedstill.common.config import ConfigError, ModelConfig, SiteTask, check, load_run
+from fedstill.common.config import ConfigError, ModelConfig, SiteTask
+from fedstill.common.config_files import check, load_run
 from fedstill.common.models import ModelError
 from fedstill.common.site_tasks import Corrupted, Item, Windows, Work, read_items
 from fedstill.common.tasks import TaskError

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.common.config import ConfigError, load_run
+from fedstill.common.config import ConfigError
+from fedstill.common.config_files import load_run
 from fedstill.deploy import flower
 from fedstill.deploy.certificates import CertificateError, make_certificates
 from fedstill.deploy.superlink import Listening, prepare

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstill.common.config import ConfigError, load_run
+from fedstill.common.config import ConfigError
+from fedstill.common.config_files import load_run
 from fedstill.experiments.cells import gaps, order_text
 from fedstill.experiments.pictures import together
 from fedstill.experiments.report import as_csv, markdown, write_report

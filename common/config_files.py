@@ -1,0 +1,177 @@
+"""Configuration from TOML: files that extend files, overrides, and errors that name the key and the cure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from fedstill.common.config import ConfigError, RunConfig, SiteFile
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def check(kind: type[S], values: Mapping[str, Any], source: str) -> S:
+    """Validate `values` as `kind`, or raise a ConfigError that names each wrong key of `source`."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        lines = [_explain(kind, dict(e)) for e in error.errors()]
+        raise ConfigError(f"{source}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def load_run(source: str | Path, overrides: Iterable[str] = (), root: Path | None = None) -> RunConfig:
+    """A run's configuration from a TOML file, or from TOML or JSON text, with `key=value` overrides.
+
+    A file may hold `extends = "other.toml"`, a path from its own folder: it then says only what differs from that one.
+    """
+    values, name = read_run_values(source, root)
+    for override in overrides:
+        _override(values, override)
+    return check(RunConfig, values, name)
+
+
+def load_site(path: Path) -> SiteFile:
+    """A site's own configuration file; relative paths in it begin at its folder."""
+    values, name = read_values(path)
+    site, folder = check(SiteFile, values, name), Path(path).expanduser().resolve().parent
+    return _from_folder(site, folder)
+
+
+def _from_folder(section: S, folder: Path) -> S:
+    """The same section with every relative path in it made absolute."""
+    changes: dict[str, Any] = {}
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        if isinstance(value, Path):
+            changes[key] = folder / value.expanduser()
+        elif isinstance(value, BaseModel):
+            changes[key] = _from_folder(value, folder)
+        elif key == "model" and isinstance(value, str) and value.startswith(("./", "../", "~")):
+            changes[key] = str(folder / Path(value).expanduser())
+    return section.model_copy(update={key: value for key, value in changes.items() if value != getattr(section, key)})
+
+
+def read_values(source: str | Path, root: Path | None = None) -> tuple[dict[str, Any], str]:
+    """The raw tables of a configuration, and what to call it in an error."""
+    text = str(source)
+    if isinstance(source, str) and ("\n" in text or text.lstrip().startswith("{")):
+        loads = json.loads if text.lstrip().startswith("{") else tomllib.loads
+        name = "configuration text"
+    else:
+        path = Path(source)
+        if root is not None and not path.is_absolute():
+            path = root / path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file") from None
+        loads, name = tomllib.loads, str(path)
+    try:
+        values = loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{name}: not valid {'JSON' if loads is json.loads else 'TOML'}: {error}") from None
+    return dict(values), name
+
+
+def read_run_values(source: str | Path, root: Path | None = None) -> tuple[dict[str, Any], str]:
+    """As `read_values`, with everything that a file extends merged into it."""
+    values, name = read_values(source, root)
+    below: list[Path] = []
+    path = Path(name)
+    while "extends" in values:
+        further = values.pop("extends")
+        if not isinstance(further, str) or name == "configuration text":
+            raise ConfigError(f'{name}:\n  extends: write the path of a TOML file, from a file: extends = "base.toml"')
+        below.append(path.resolve())
+        path = path.parent / Path(further).expanduser()
+        if path.resolve() in below:
+            chain = " -> ".join(each.name for each in [*below, path])
+            raise ConfigError(f"{name}:\n  extends: the files extend each other in a circle ({chain}); take one out")
+        if not path.is_file():
+            raise ConfigError(f"{below[-1]}:\n  extends: there is no file {path}; paths begin at the file's own folder")
+        values = _merged(read_values(path)[0], values)
+    return values, name
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merged key by key; anything else, lists too, is as the upper one has it."""
+    found = dict(under)
+    for key, value in over.items():
+        beneath = found.get(key)
+        both = isinstance(beneath, dict) and isinstance(value, dict)
+        found[key] = _merged(beneath, value) if both else value  # type: ignore[arg-type]
+    return found
+
+
+def _override(values: dict[str, Any], text: str) -> None:
+    """Apply one `--set a.b=value`; the value is TOML, or a plain word."""
+    key, separator, raw = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {text!r}: write key=value, for example --set method.name=ds-fl")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    *path, last = key.strip().split(".")
+    place: Any = values
+    for part in path:
+        place = place[_index(place, part, key)] if isinstance(place, list) else place.setdefault(part, {})
+        if not isinstance(place, dict | list):
+            raise ConfigError(f"--set {key}: {part!r} is a value, not a table")
+    if isinstance(place, list):
+        place[_index(place, last, key)] = value
+    else:
+        place[last] = value
+
+
+def _index(rows: list[Any], part: str, key: str) -> int:
+    """A list entry by number, or a site by its name."""
+    for number, row in enumerate(rows):
+        if part == str(number) or (isinstance(row, dict) and row.get("name") == part):
+            return number
+    raise ConfigError(f"--set {key}: there is no entry {part!r}; use a number below {len(rows)} or a site's name")
+
+
+def _explain(kind: type[BaseModel], error: dict[str, Any]) -> str:
+    """One validation error as a sentence: the key, what is wrong, the near key where one is unknown."""
+    parts = [part for part in error["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
+    key = ".".join(str(part) for part in parts) or "(whole file)"
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(kind, error["loc"][:-1])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+        return f"{key}: unknown key; {hint}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    given = error.get("input")
+    shown = f" (got {given!r})" if not isinstance(given, dict | list) and "missing" not in error["type"] else ""
+    return f"{key}: {message}{shown}"
+
+
+def _keys_at(kind: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
+    """The keys that the table at `path` may have."""
+    fields = kind.model_fields
+    for part in path:
+        if not isinstance(part, str) or part not in fields:
+            continue
+        nested = _section_of(fields[part].annotation)
+        if nested is None:
+            return []
+        fields = nested.model_fields
+    return [field.alias or name for name, field in fields.items()]
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The pydantic class inside an annotation such as `list[SiteConfig]` or `LoraConfig | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        found = _section_of(inner)
+        if found is not None:
+            return found
+    return None
