@@ -1,10 +1,11 @@
 """ATC's course in small: every method on sites with different tasks; a table, and pictures of who learns with whom.
 
-    python bench/atc.py                       all methods and ablations, seeds 1 to 3
+    python bench/atc.py                       all rows of experiments/atc/small, seeds 1 to 3
     python bench/atc.py --methods atc fedavg --seeds 1
     python bench/atc.py --quick               a few steps of everything, to see that it works
+    python bench/atc.py --data-only           only the files that `fedstill compare experiments/atc/small` needs
 
-Each (method, seed) is a file of its own in runs/atc/results, so that a run that was stopped goes on where it was.
+Each (row, seed) is a file of its own in runs/atc/results, so that a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -27,32 +28,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-COURSE = ROOT / "experiments/atc/small.toml"
-GROUPS = {
-    "classification": ["imdb-1", "agnews-1", "agnews-2"],
-    "answers": ["squad-1", "xquad-1"],
-    "generation": ["cnndm-1", "questions-1", "questions-2"],
-}
+COURSE = ROOT / "experiments/atc/small"
+SITES = ("imdb-1", "agnews-1", "agnews-2", "squad-1", "xquad-1", "cnndm-1", "questions-1", "questions-2")
 DATASETS = ("imdb", "agnews", "squad", "xquad", "cnndm", "questions")
-COMMON = {"local_epochs": 1, "optimizer_state": "persistent", "schedule": "run"}
-BASELINES: dict[str, dict[str, Any]] = {
-    "isolated": {},
-    "fedavg": {},
-    "fedavg-st": {"groups": GROUPS},
-    "fedprox": {},
-    "ditto": {"optimizer_state": "fresh"},  # two models take turns at one optimizer
-    "fedbn": {},
-    "percfl": {"warmup_rounds": 2},
-    "spfl": {},
-}
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "no assign": {"assign_rounds": 0},
-    "no contrast": {"contrast": False},
-    "mlm only": {"corruption": "mlm"},
-    "denoising only": {"corruption": "denoising"},
-    "no clustering": {"clustering": False},
-    "no contrast loss": {"contrast_loss": False},
-}
 TRAIN, TEST = 800, 50  # texts of a site and of a data set
 
 
@@ -65,7 +43,7 @@ def make_data(shared: Path, folder: Path) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     for name, train, test in _datasets(shared):
-        sites = [site for sites in GROUPS.values() for site in sites if site.startswith(f"{name}-")]
+        sites = [site for site in SITES if site.startswith(f"{name}-")]
         size = min(TRAIN, len(train) // len(sites))
         for number, site in enumerate(sites):
             _write(folder / f"{site}.jsonl", train[number * size : (number + 1) * size])
@@ -127,30 +105,35 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def rows() -> list[str]:
+    """The rows of the table, in its order."""
+    import tomllib
+
+    return list(tomllib.loads((COURSE / "table.toml").read_text(encoding="utf-8"))["order"])
+
+
 # --- one run -------------------------------------------------------------------------------------------------------
 
 
-def settings(label: str, seed: int, args: argparse.Namespace) -> Any:
-    """The run of a method or an ablation of ATC; the baselines have the rounds of CONTRAST, as in the paper."""
+def settings(row: str, seed: int, args: argparse.Namespace) -> Any:
+    """The run of a row, with the model and the folder that were asked for."""
     from fedstill.common.config import RunConfig
-    from fedstill.common.config_files import read_values
+    from fedstill.common.config_files import read_run_values
 
-    values, _ = read_values(COURSE)
+    values, _ = read_run_values(COURSE / f"{row}.toml")
     if args.quick:
-        values["rounds"], values["train"]["epoch_steps"] = 4, 2
-        values["method"].update(assign_rounds=2, assign_steps=2, items=8)
-    together, assign = values["rounds"], values["method"]["assign_rounds"]
-    if label in BASELINES:
-        values["method"] = {"name": label, **COMMON, **BASELINES[label]}
-        values["rounds"] = together - assign
-    else:
-        values["method"].update(COMMON | ABLATIONS.get(label, {}))
-        values["rounds"] = together - assign + values["method"]["assign_rounds"]
+        values["train"]["epoch_steps"] = 2
+        assign = values["method"].get("assign_rounds", 0)
+        if assign:
+            values["method"]["assign_rounds"] = 2
+        if values["method"]["name"] == "atc":
+            values["method"].update(assign_steps=2, items=8)
+        values["rounds"] = 4 if assign else 2
     values["seed"], values["central"]["model"] = seed, str(args.model)
     for site in values["sites"]:
         site["model"] = str(args.model)
         for part in ("train", "test"):
-            site["task"][part] = str((args.out / site["task"][part]).resolve())
+            site["task"][part] = str((args.out / "data" / Path(site["task"][part]).name).resolve())
     return RunConfig.model_validate(values)
 
 
@@ -186,7 +169,7 @@ def run_one(label: str, seed: int, args: argparse.Namespace) -> None:
 
     began = time.perf_counter()
     config = settings(label, seed, args)
-    place = f"{label.replace(' ', '-')}-{seed}"
+    place = f"{label}-{seed}"
     folder = args.out / "work" / place
     for old in folder.rglob("*.jsonl"):
         old.unlink()
@@ -219,14 +202,8 @@ def run_one(label: str, seed: int, args: argparse.Namespace) -> None:
 
 def run_all(args: argparse.Namespace) -> None:
     """What is not done yet, `--jobs` at a time, each in a process of its own."""
-    from fedstill.strategies import METHODS
-
-    known = ["atc", *BASELINES, *ABLATIONS]
-    absent = [name for name in args.methods or known if name in BASELINES and name not in METHODS]
-    if absent:
-        print("not in this version, left out:", ", ".join(absent))
-    wanted = [(name, seed) for seed in args.seeds for name in args.methods or known if name not in absent]
-    waiting = [(n, s) for n, s in wanted if not (args.out / "results" / f"{n.replace(' ', '-')}-{s}.json").exists()]
+    wanted = [(name, seed) for seed in args.seeds for name in args.methods or rows()]
+    waiting = [(name, seed) for name, seed in wanted if not (args.out / "results" / f"{name}-{seed}.json").exists()]
     running: list[tuple[str, int, subprocess.Popen[bytes]]] = []
     failed = []
     while waiting or running:
@@ -262,7 +239,7 @@ def average(result: dict[str, Any]) -> float:
 
 def table(results: list[dict[str, Any]]) -> str:
     """In percent, as in the paper: a row a method, its metrics by data set, and the average; +- over seeds."""
-    methods = [name for name in ["atc", *BASELINES, *ABLATIONS] if any(r["method"] == name for r in results)]
+    methods = [name for name in rows() if any(r["method"] == name for r in results)]
     columns = [(name, metric) for name, scores in by_dataset(results[0]).items() for metric in scores]
     lines = ["| method | seeds | " + " | ".join(f"{name} {metric}" for name, metric in columns)
              + " | average | sent, MB | received, MB | seconds |"]  # fmt: skip
@@ -290,7 +267,7 @@ def pictures(results: list[dict[str, Any]], folder: Path) -> None:
 
     from fedstill.experiments.pictures import matrix, together
 
-    names = [site for sites in GROUPS.values() for site in sites]
+    names = list(SITES)
     atc = [r for r in results if r["method"] == "atc"]
     if atc:
         halves = [_half(atc, late) for late in (False, True)]
@@ -299,7 +276,7 @@ def pictures(results: list[dict[str, Any]], folder: Path) -> None:
             matrix(axis, together(part, names), names, f"share of rounds in one cluster, {title}", "viridis", 0, 1)
         _save(figure, folder / "clusters.png")
     figure, axes = pyplot.subplots(1, 2, figsize=(13, 6))
-    for axis, method in zip(axes, ("atc", "no contrast loss"), strict=True):
+    for axis, method in zip(axes, ("atc", "no-contrast-loss"), strict=True):
         own = [found for r in results if r["method"] == method for found in r["nearest"][1:]]
         if not own:
             continue
@@ -343,13 +320,14 @@ def report(args: argparse.Namespace) -> None:
 def main() -> None:
     """See the first lines of this file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=["atc", *BASELINES, *ABLATIONS])
+    parser.add_argument("--methods", nargs="+", choices=rows())
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "runs/atc")
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared", help="holds data/ and weights/")
     parser.add_argument("--model", help="by default shared/weights/bert-tiny-question")
     parser.add_argument("--quick", action="store_true", help="a few steps only")
+    parser.add_argument("--data-only", action="store_true", help="write the sites' files, run nothing")
     parser.add_argument("--report", action="store_true", help="table and pictures of what is there already")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -362,6 +340,8 @@ def main() -> None:
         if not (args.shared / "data/squad").is_dir():
             sys.exit(f"{args.shared}/data is not there: give --shared the folder with data/ (SQuAD, AG News, CNN/DM)")
         make_data(args.shared / "data", args.out / "data")
+        if args.data_only:
+            return
         run_all(args)
     report(args)
 
