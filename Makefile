@@ -77,7 +77,7 @@ bench-adapters: $(READY) ## all parameters against LoRA adapters, bytes and accu
 bench-feddrs: $(READY) ## FedDRS beside FedAvg where a site has one class; an hour, resumes; writes bench/feddrs.json
 	$(BIN)/python bench/feddrs.py
 
-bench-atc: $(READY) ## ATC's course in small, with texts from ../shared/data; table and pictures in runs/atc
+bench-atc: $(READY) ## ATC's course in small, with texts from ../shared/data; table and pictures in runs/atc; writes bench/atc.json
 	$(BIN)/python bench/atc.py
 
 bench-poison: $(READY) ## liars among ten sites, by attack, share and rule; resumes; writes bench/poison.json

@@ -304,7 +304,7 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def report(args: argparse.Namespace) -> None:
-    """Table, pictures and one file with every result."""
+    """Table, pictures, a file with every result, and bench/atc.json with the scores."""
     results = [json.loads(path.read_text()) for path in sorted((args.out / "results").glob("*.json"))]
     results = [r for r in results if r["quick"] == args.quick]
     if not results:
@@ -313,6 +313,10 @@ def report(args: argparse.Namespace) -> None:
     (args.out / "table.md").write_text(text)
     slim = [{**r, "datasets": by_dataset(r), "average": average(r)} for r in results]
     (args.out / "results.json").write_text(json.dumps(slim, indent=1) + "\n")
+    if not args.quick:
+        kept = ("datasets", "average", "bytes_up", "bytes_down", "seconds")
+        facts = {f"{r['method']}/{r['seed']}": {key: r[key] for key in kept} for r in slim}
+        (ROOT / "bench/atc.json").write_text(json.dumps(facts, indent=1) + "\n")
     print(text)
     pictures(results, args.out)
 
