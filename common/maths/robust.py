@@ -14,7 +14,7 @@ Aggregation = Literal["mean", "median", "trimmed", "cronus", "krum", "spectral"]
 Stack = NDArray[np.float32]
 
 SPREAD = 1.4826  # times the median distance from the median is the standard deviation of a normal sample
-FACTOR_STEPS = 20  # until what the sites share of their variance stands still
+STEPS = 20  # of fixed-point iterations, which stand still long before
 
 
 def combine(
@@ -107,7 +107,8 @@ def spectral(stack: Stack) -> Matrix:
     """What a middling site would say if it knew what those know who agree with each other.
 
     Each site's mean over the texts and its spread are put aside, so that no site can shift or scale the result; the
-    rest is averaged by `agreement`, where that is positive, and gets the median mean and spread of those who took part.
+    rest is averaged by `agreement`, where that is positive, and gets a mean and spread back that are usual among those
+    who took part, by the same weights: a site that knows little has little to say about the classes' shares too.
     """
     said = stack.astype(np.float64)
     offset = said.mean(axis=1)
@@ -117,7 +118,31 @@ def spectral(stack: Stack) -> Matrix:
     kept = weights > 0
     unit = rest[kept] / np.where(spread[kept] > 0, spread[kept], 1.0)[:, None, None]
     mean = np.tensordot(weights[kept] / weights[kept].sum(), unit, axes=1)
-    return np.asarray(np.median(offset[kept], axis=0) + np.median(spread[kept]) * mean, np.float32)
+    middle = biweight(np.column_stack([offset, spread])[kept], weights[kept])
+    return np.asarray(middle[:-1] + middle[-1] * mean, np.float32)
+
+
+def biweight(values: NDArray[np.float64], weights: NDArray[np.float64], reach: float = 4.685) -> NDArray[np.float64]:
+    """Of each column Tukey's location: a mean in which values count less the farther out they are, far ones nothing."""
+    middle = weighted_median(values, weights)
+    spread = SPREAD * weighted_median(np.abs(values - middle), weights)
+    where = np.where(spread > 0, spread, np.inf)  # where more than half are the same, that is it
+    found = middle
+    for _ in range(STEPS):
+        counted = weights[:, None] * (1 - np.minimum(1, np.abs(values - found) / (reach * where)) ** 2) ** 2
+        found = (counted * values).sum(axis=0) / counted.sum(axis=0)
+    return np.asarray(np.where(spread > 0, found, middle))
+
+
+def weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each column: half of the weight lies on either side; between two values their mean."""
+    order = np.argsort(values, axis=0, kind="stable")
+    ordered, below = np.take_along_axis(values, order, axis=0), np.cumsum(weights[order], axis=0)
+    half = below[-1] / 2
+    low = (below < half * (1 - 1e-9)).sum(axis=0)
+    high = (below <= half * (1 + 1e-9)).sum(axis=0)
+    columns = np.arange(values.shape[1])
+    return np.asarray((ordered[low, columns] + ordered[high, columns]) / 2)
 
 
 def agreement(stack: Stack) -> NDArray[np.float64]:
@@ -136,7 +161,7 @@ def agreement(stack: Stack) -> NDArray[np.float64]:
     if len(stack) < 3 or np.abs(correlation - np.diag(np.diag(correlation))).max() < 1e-6:
         return np.ones(len(stack))
     shared = np.zeros(len(stack))  # of a site's variance: it agrees with itself in its errors too, which must not count
-    for _ in range(FACTOR_STEPS):
+    for _ in range(STEPS):
         np.fill_diagonal(correlation, shared)
         values, vectors = np.linalg.eigh(correlation)
         shared = np.minimum(values[-1] * vectors[:, -1] ** 2, 1.0)

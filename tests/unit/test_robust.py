@@ -12,6 +12,7 @@ from fedstill.common.maths.robust import (
     RULES,
     Aggregation,
     agreement,
+    biweight,
     combine,
     cronus,
     cronus_filter,
@@ -20,6 +21,7 @@ from fedstill.common.maths.robust import (
     median,
     spectral,
     trimmed_mean,
+    weighted_median,
 )
 
 # five sites, one text, two classes; the last one lies
@@ -84,11 +86,30 @@ def test_spectral_by_hand() -> None:
     stack = np.stack([h, 3 * h + np.array([6.0, 0.0]), h + np.array([0.0, 2.0]), -20 * h]).astype(np.float32)
     # each is h or -h once offset and spread are put aside: correlations 1 among three of them and -1 with the liar
     assert np.allclose(agreement(stack), [0.5, 0.5, 0.5, -0.5])
-    # the median offset of the three is (0, 0), (6, 0), (0, 2) -> (0, 0); of the spreads 1, 3, 1 it is 1
+    # of the offsets (0, 0), (6, 0), (0, 2) and the spreads 1, 3, 1 most are 0 and 1
     assert np.allclose(spectral(stack), h, atol=1e-6)
     most = stack[[0, 3, 3, 3]]  # where most lie, they are believed
     assert np.allclose(spectral(most), -20 * h, atol=1e-5)
-    assert np.allclose(spectral(stack[:, :1]), median(stack[:, :1]))  # a single text tells nothing about the sites
+    one = stack[:, :1]  # a single text tells nothing about the sites
+    assert np.allclose(spectral(one), biweight(one[:, 0].astype(np.float64), np.ones(4)))
+
+
+def test_the_usual_value_by_hand_and_by_scipy() -> None:
+    from scipy.optimize import brentq
+
+    values = np.array([[1.0], [2.0], [4.0], [100.0]])
+    assert weighted_median(values, np.ones(4)).tolist() == [3.0]  # half of the weight on either side
+    assert weighted_median(values, np.array([1.0, 3.0, 1.0, 0.5])).tolist() == [2.0]
+    weights = np.array([1.0, 2.0, 1.0, 1.0])
+    # median 2, distances 1, 0, 2, 98, of which the median by weight is 1: beyond 4.685 x 1.4826 nothing counts
+    reach = 4.685 * 1.4826
+
+    def slope(middle: float) -> float:
+        u = np.clip((values[:, 0] - middle) / reach, -1, 1)
+        return float((weights * u * (1 - u**2) ** 2).sum())
+
+    assert biweight(values, weights)[0] == pytest.approx(brentq(slope, 1.0, 4.0), abs=1e-6)
+    assert biweight(np.array([[5.0], [5.0], [9.0]]), np.ones(3)).tolist() == [5.0]
 
 
 def test_agreement_finds_how_good_each_site_is_without_an_answer() -> None:
