@@ -149,8 +149,9 @@ def site_weights(results: Results) -> tuple[Figure, str]:
             line = "--" if place >= len(COLOURS) else "-"
             axes.plot(rounds, means, line, color=COLOURS[place % len(COLOURS)], marker="o", markersize=3, label=name)
         axes.set_title(results.title(row), fontsize=9, loc="left")
-        axes.set(xlabel="round", ylim=(0, None))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        numbers = [number for run in runs for number in run]
+        axes.set(xlabel="round", xlim=(min(numbers) - 0.4, max(numbers) + 0.4), ylim=(0, 1.08 * axes.dataLim.y1))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     grid[0].set_ylabel("weight")
     handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(8, len(handles)))
@@ -282,17 +283,15 @@ def bytes_and_score(results: Results) -> tuple[Figure, str]:
     for place, (row, (cost, about)) in enumerate(sorted(points.items(), key=lambda point: point[1][0])):
         look = _look(results, row)
         bar = about.deviation or 0.0
-        axes.errorbar(cost / 1000, about.mean, yerr=bar, fmt="o", color=look["color"], capsize=2, elinewidth=0.8)
-        axes.annotate(
-            results.title(row),
-            (cost / 1000, about.mean),
-            (5, (5, -11)[place % 2]),
-            textcoords="offset points",
-            fontsize=8,
+        beside = cost / 1000 * 1.03 ** (place % 3 - 1)  # so that bars of rows that cost the same stand side by side
+        title = results.title(row)
+        axes.errorbar(
+            beside, about.mean, yerr=bar, fmt="o", color=look["color"], capsize=2, elinewidth=0.8, label=title
         )
     axes.set_xscale("log")
     axes.margins(x=0.15)
     axes.set(xlabel="kB sent and received a site in the whole run", ylabel=column.title)
+    figure.legend(loc="outside right center")
     caption = (
         "Bytes that a site sends and receives in the whole run, tests and checkpoints' messages included, against the "
         "table's first score; bars are one sample deviation."
