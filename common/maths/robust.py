@@ -106,19 +106,21 @@ def _liars(sites: int, liars: int | None) -> int:
 def spectral(stack: Stack) -> Matrix:
     """What a middling site would say if it knew what those know who agree with each other.
 
-    Each site's mean over the texts and its spread are put aside, so that no site can shift or scale the result; the
-    rest is averaged by `agreement`, where that is positive, and gets a mean and spread back that are usual among those
-    who took part, by the same weights: a site that knows little has little to say about the classes' shares too.
+    Each site's mean over the texts and its spread are put aside, so that no site can shift or scale the result.
+    Sites whose `agreement` is not positive are left out; what the others say is averaged by it, and gets a mean and
+    spread back that are usual among them, by the same weights: who knows little has little to say about the classes'
+    shares too.
     """
     said = stack.astype(np.float64)
     offset = said.mean(axis=1)
     rest = said - offset[:, None]
     spread = _spread(rest)
-    weights = np.maximum(agreement(stack), 0)
-    kept = weights > 0
+    kept = np.arange(len(stack))
+    while ((weights := agreement(stack[kept])) <= 0).any():  # then by how the others agree, whom liars no longer skew
+        kept = kept[weights > 0]
     unit = rest[kept] / np.where(spread[kept] > 0, spread[kept], 1.0)[:, None, None]
-    mean = np.tensordot(weights[kept] / weights[kept].sum(), unit, axes=1)
-    middle = biweight(np.column_stack([offset, spread])[kept], weights[kept])
+    mean = np.tensordot(weights / weights.sum(), unit, axes=1)
+    middle = biweight(np.column_stack([offset, spread])[kept], weights)
     return np.asarray(middle[:-1] + middle[-1] * mean, np.float32)
 
 
