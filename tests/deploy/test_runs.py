@@ -21,6 +21,8 @@ from .conftest import COMMAND, Running, nobody_left
 
 Start = Callable[..., Running]
 
+DOMAINS = ("_imdb", "_rotten_tomatoes")  # the central model is tested on each by itself, too
+
 
 def weights_of(run: Path) -> str:
     """A hash over the central model's and every site's weights as their last checkpoints have them."""
@@ -74,7 +76,8 @@ def check_folder(running: Running, summary: dict) -> None:
     run = running.run
     assert tomllib.loads((run / "config.toml").read_text())["sites"][1]["name"] == "south"
     lines = (run / "metrics.csv").read_text().splitlines()
-    assert lines[0] == "round,node,accuracy,semantic_distance"
+    scores = [f"{score}{domain}" for score in ("accuracy", "semantic_distance") for domain in ("", *DOMAINS)]
+    assert lines[0] == ",".join(["round", "node", *scores])
     assert len(lines) == 1 + 3 * 3  # rounds 0, 1 and 2 of central, north and south
     model = AutoModelForSequenceClassification.from_pretrained(run / "central")
     assert model.config.id2label == {0: "negative", 1: "positive"}
