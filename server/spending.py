@@ -8,6 +8,33 @@ from fedstill.common.wire import Facts, Reply
 
 Bytes = Mapping[str, tuple[int, int]]
 
+# The phase that an Ask belongs to, by its verb; other verbs belong to the phase that they interrupt.
+PHASES = {
+    "evaluate.alone": "alone",
+    "query.shapes": "joining",
+    "train.local": "local training",
+    "train.parameters": "local training",
+    "train.ditto": "local training",
+    "query.predictions": "prediction",
+    "query.bias": "noise probing",
+    "query.counts": "class counts",
+    "train.weights": "weights back",
+    "train.balanced": "local training",
+    "query.trained": "post-processing",
+    "query.scores": "scoring",
+    "train.mutual": "mutual distillation",
+    "train.change": "weights back",
+    "query.logits": "interactive",
+    "train.feedback": "interactive",
+    "train.distil": "distillation",
+    "train.corrupted": "assign",
+    "train.shared": "weights back",
+    "query.features": "synthetic set",
+    "query.representations": "representations",
+    "train.contrast": "contrast",
+    "evaluate.test": "evaluation",
+}
+
 
 class Spending:
     """Seconds by phase (sites, central, exchange) and bytes by site and phase (up, down)."""

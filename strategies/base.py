@@ -21,38 +21,12 @@ from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Facts, Failure, Reply, check_metrics, check_reply, to_records
 from fedstill.server.link import Link
 from fedstill.server.record import Record
-from fedstill.server.spending import Spending
+from fedstill.server.results import Results, scores_in, short_name
+from fedstill.server.spending import PHASES, Spending
 from fedstill.server.student import Student
 from fedstill.strategies.formulas import arithmetic
 
 Round = Generator[Ask, list[Reply], Facts]
-
-PHASES = {
-    "evaluate.alone": "alone",
-    "query.shapes": "joining",
-    "train.local": "local training",
-    "train.parameters": "local training",
-    "train.ditto": "local training",
-    "query.predictions": "prediction",
-    "query.bias": "noise probing",
-    "query.counts": "class counts",
-    "train.weights": "weights back",
-    "train.balanced": "local training",
-    "query.trained": "post-processing",
-    "query.scores": "scoring",
-    "train.mutual": "mutual distillation",
-    "train.change": "weights back",
-    "query.logits": "interactive",
-    "train.feedback": "interactive",
-    "train.distil": "distillation",
-    "train.corrupted": "assign",
-    "train.shared": "weights back",
-    "query.features": "synthetic set",
-    "query.representations": "representations",
-    "train.contrast": "contrast",
-    "evaluate.test": "evaluation",
-}
-
 
 _NOT_BY_HOOKS = (
     "a Method asks as often as its paper does, and Flower's hooks allow one exchange a round: "
@@ -92,11 +66,7 @@ class Method(Strategy):
             )
         self.p, self.config, self.student, self.record = params, config, student, record
         self.participants: tuple[str, ...] = ()
-        self.history: list[Facts] = []  # a row of metrics.csv each
-        self.alone: dict[str, Facts] = {}
-        self.centralized: Facts | None = None
-        self.spending = Spending()
-        self.privacy: dict[str, Facts] = {}  # what each site that adds noise says that it has spent
+        self.results, self.spending = Results(), Spending()
         self._number = self._step = 0
         self._left: dict[str, str] = {}  # sites that were late or lost in this round, and why
         self._away: dict[str, str] = {}  # those that have not been heard of since
@@ -175,9 +145,9 @@ class Method(Strategy):
             metrics = self._drive(self.round(number))
             self._evaluate(number)
             self.record.event("round_finished", round=number, rounds=self.config.rounds, metrics=metrics,
-                              central=self._central(), sites=self._after())  # fmt: skip
-            if self.privacy:
-                self.record.event("privacy", round=number, sites=self.privacy)
+                              central=self.results.central(), sites=self.results.sites())  # fmt: skip
+            if self.results.privacy:
+                self.record.event("privacy", round=number, sites=self.results.privacy)
             self._account(began)
             began = time.perf_counter()
             self._checkpoint(number)
@@ -268,7 +238,7 @@ class Method(Strategy):
             missed = self._away.pop(reply.node)
             self.record.event("readmitted", site=reply.node, round=self._number, missed=missed)
         if "privacy" in reply.metrics:
-            self.privacy[reply.node] = reply.metrics["privacy"]
+            self.results.privacy[reply.node] = reply.metrics["privacy"]
 
     def _quorum(self, asked: int) -> int:
         quorum = self.config.exchange.quorum
@@ -281,7 +251,7 @@ class Method(Strategy):
 
     def _check_models(self) -> None:
         families = {name: str(facts.get("model")) for name, facts in self.link.sites.items()}
-        if self.needs_same_models and len({*families.values(), _short(self.config.central.model)}) > 1:
+        if self.needs_same_models and len({*families.values(), short_name(self.config.central.model)}) > 1:
             raise ValueError(
                 f"{self.name} exchanges weights, so the central model and every site must be the same model; "
                 f"central: {self.config.central.model}, sites: {families}. Exchange predictions to mix models"
@@ -299,73 +269,37 @@ class Method(Strategy):
             for reply in self.ask(
                 Ask("evaluate.alone", settings={"epochs": epochs, **self.told(practice)}), quorum=False
             ):
-                self.alone[reply.node] = _scores(reply.metrics)
-            self.record.event("alone", sites=self.alone)
+                self.results.alone[reply.node] = scores_in(reply.metrics)
+            self.record.event("alone", sites=self.results.alone)
         if self.config.report.centralized and len(self.student.texts.private):
             self._spend_central()
             self._phase = "centralized"
             epochs = self.config.report.centralized_epochs or epochs
             self.record.event("phase", phase="centralized", epochs=epochs)
             began = time.perf_counter()
-            self.centralized = self.student.centralized(epochs, practice)
+            self.results.centralized = self.student.centralized(epochs, practice)
             self.spending.spend("centralized", central=time.perf_counter() - began)
-            self.record.event("centralized", metrics=self.centralized)
+            self.record.event("centralized", metrics=self.results.centralized)
 
     def _evaluate(self, number: int) -> None:
         if number not in (0, self.config.rounds) and self.config.report.evaluate == "end":
             return
         self._number = number
-        self.history.append({"round": number, "node": "central", **self.student.test()})
+        self.results.tested(number, "central", self.student.test())
         everyone = tuple(self.link.sites)
         for reply in self.ask(Ask("evaluate.test", to=everyone), quorum=False):
-            self.history.append({"round": number, "node": reply.node, **_scores(reply.metrics)})
-        self.record.metrics(self.history)
-
-    def _central(self) -> Facts:
-        rows = [row for row in self.history if row["node"] == "central"]
-        return _scores(rows[-1]) if rows else {}
-
-    def _after(self) -> dict[str, Facts]:
-        return {row["node"]: _scores(row) for row in self.history if row["node"] != "central"}
+            self.results.tested(number, reply.node, reply.metrics)
+        self.record.metrics(self.results.history)
 
     def summary(self) -> None:
         """Log what will be run (Flower's hook)."""
         self.record.event("method", name=self.name, paper=self.paper, parameters=self.p.model_dump())
 
     def _finish(self) -> Facts:
-        after = self._after()
-        sites = {
-            name: {
-                "family": facts["family"],
-                "model": facts["model"],
-                "texts": facts["texts"],
-                "alone": self.alone.get(name),
-                "after": after.get(name),
-                **self.spending.site(name),
-                "formula": self._formula(facts),
-                **({"privacy": self.privacy[name]} if name in self.privacy else {}),
-            }
-            for name, facts in self.link.sites.items()
-        }
-        facts: Facts = {
-            "status": "finished",
-            "method": self.name,
-            "preset": self.config.method.preset,
-            "parameters": self.p.model_dump(),
-            "seed": self.config.seed,
-            "rounds": self.config.rounds,
-            "link": self.config.exchange.link,
-            "test_texts": len(self.student.test_texts),
-            "central": self._central(),
-            "central_model": {
-                "family": self.student.learner.model.family,
-                "model": _short(self.config.central.model),
-            },
-            "sites": sites,
-            "centralized": self.centralized,
-            "seconds": self.spending.seconds(),
-            "phases": self.spending.phases,
-        }
+        about = {"method": self.name, "preset": self.config.method.preset, "parameters": self.p.model_dump()}
+        sites = self.link.sites
+        formulas = {name: self._formula(facts) for name, facts in sites.items()}
+        facts = self.results.summary(about, self.config, self.student, self.spending, sites, formulas)
         self.record.save_central(self.student.learner.model, facts)
         self.record.summary(facts)
         self.record.event("run_finished", central=facts["central"], seconds=facts["seconds"])
@@ -409,8 +343,8 @@ class Method(Strategy):
         self.ask(Ask("query.save", settings={"number": number}, to=tuple(self.link.sites)))
         arrays = {f"central/{name}": value for name, value in self.student.learner.state(copy=False).items()}
         arrays.update({f"method/{name}": value for name, value in self.state().items()})
-        facts = {"history": self.history, "alone": self.alone, "centralized": self.centralized}
-        self.record.save_round(number, arrays, {"round": number, **facts, "spending": self.spending.facts()})
+        facts = {"round": number, **self.results.facts(), "spending": self.spending.facts()}
+        self.record.save_round(number, arrays, facts)
 
     def _take_up(self) -> int | None:
         """The last round that is done and that a quorum of the sites holds; None where the run begins anew.
@@ -431,7 +365,7 @@ class Method(Strategy):
             self.record.event("damaged", problem=problem)
         self.student.learner.load_state(_under(arrays, "central/"))
         self.load_state(_under(arrays, "method/"))
-        self.history, self.alone, self.centralized = facts["history"], facts["alone"], facts["centralized"]
+        self.results.load(facts)
         self.spending.load(facts["spending"])
         holders = tuple(name for name in held if number in held[name])
         if holders:
@@ -467,9 +401,8 @@ class Method(Strategy):
         result.arrays = ArrayRecord(
             dict(to_records(self.student.learner.weights(copy=False), {}).array_records["arrays"])
         )
-        for row in self.history:
-            if row["node"] == "central":
-                result.evaluate_metrics_serverapp[row["round"]] = MetricRecord(_scores(row))
+        for number, scores in self.results.central_by_round().items():
+            result.evaluate_metrics_serverapp[number] = MetricRecord(scores)
         return result
 
     def configure_train(self, *_: Any, **__: Any) -> Iterable[Message]:
@@ -491,13 +424,3 @@ class Method(Strategy):
 
 def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     return {name[len(prefix) :]: value for name, value in arrays.items() if name.startswith(prefix)}
-
-
-def _scores(metrics: Mapping[str, Any]) -> Facts:
-    """The task's scores among a row or a Reply's metrics."""
-    others = ("round", "node", "seconds", "loss")
-    return {name: value for name, value in metrics.items() if name not in others}
-
-
-def _short(model: str) -> str:
-    return model.rstrip("/").rpartition("/")[2]

@@ -200,7 +200,7 @@ def test_ditto_by_its_definition_and_v_is_what_is_tested(make: Any) -> None:
         assert_state(node.learner.weights(), expected)
         difference = max(np.abs(expected[n] - theta[n]).max() for n in theta)
         assert difference > 1e-3  # v is no copy of the shared model
-        row = [row for row in one.method.history if row["node"] == node.name][-1]
+        row = [row for row in one.method.results.history if row["node"] == node.name][-1]
         assert row["accuracy"] == node.test_scores()["accuracy"]
 
 

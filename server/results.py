@@ -1,0 +1,96 @@
+"""What came of a run so far: the scores of every round, what sites reach alone, and the summary at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedstill.common.config import RunConfig
+from fedstill.common.wire import Facts
+from fedstill.server.spending import Spending
+from fedstill.server.student import Student
+
+NOT_SCORES = ("round", "node", "seconds", "loss")
+
+
+class Results:
+    """Rows of metrics.csv, yardsticks, and what sites that add noise say that they have spent."""
+
+    def __init__(self) -> None:
+        self.history: list[Facts] = []  # a row of metrics.csv each
+        self.alone: dict[str, Facts] = {}
+        self.centralized: Facts | None = None
+        self.privacy: dict[str, Facts] = {}
+
+    def tested(self, number: int, node: str, metrics: Mapping[str, Any]) -> None:
+        """Add what a node scored after a round."""
+        self.history.append({"round": number, "node": node, **scores_in(metrics)})
+
+    def central(self) -> Facts:
+        """The central model's last scores."""
+        rows = [row for row in self.history if row["node"] == "central"]
+        return scores_in(rows[-1]) if rows else {}
+
+    def central_by_round(self) -> dict[int, Facts]:
+        """The central model's scores after each round that was tested."""
+        return {row["round"]: scores_in(row) for row in self.history if row["node"] == "central"}
+
+    def sites(self) -> dict[str, Facts]:
+        """Every site's last scores."""
+        return {row["node"]: scores_in(row) for row in self.history if row["node"] != "central"}
+
+    def facts(self) -> Facts:
+        """Everything that a checkpoint must hold; sites say again what they have spent."""
+        return {"history": self.history, "alone": self.alone, "centralized": self.centralized}
+
+    def load(self, facts: Facts) -> None:
+        """Take up what `facts` gave."""
+        self.history, self.alone, self.centralized = facts["history"], facts["alone"], facts["centralized"]
+
+    def summary(
+        self,
+        about: Facts,
+        config: RunConfig,
+        student: Student,
+        spending: Spending,
+        sites: Mapping[str, Facts],
+        formulas: Mapping[str, Facts],
+    ) -> Facts:
+        """summary.json: `about` the method, then the run, its scores and what it cost."""
+        after = self.sites()
+        return {
+            "status": "finished",
+            **about,
+            "seed": config.seed,
+            "rounds": config.rounds,
+            "link": config.exchange.link,
+            "test_texts": len(student.test_texts),
+            "central": self.central(),
+            "central_model": {"family": student.learner.model.family, "model": short_name(config.central.model)},
+            "sites": {
+                name: {
+                    "family": facts["family"],
+                    "model": facts["model"],
+                    "texts": facts["texts"],
+                    "alone": self.alone.get(name),
+                    "after": after.get(name),
+                    **spending.site(name),
+                    "formula": formulas[name],
+                    **({"privacy": self.privacy[name]} if name in self.privacy else {}),
+                }
+                for name, facts in sites.items()
+            },
+            "centralized": self.centralized,
+            "seconds": spending.seconds(),
+            "phases": spending.phases,
+        }
+
+
+def scores_in(metrics: Mapping[str, Any]) -> Facts:
+    """The task's scores among a row or a Reply's metrics."""
+    return {name: value for name, value in metrics.items() if name not in NOT_SCORES}
+
+
+def short_name(model: str) -> str:
+    """A model's name without the folders or the owner before it."""
+    return model.rstrip("/").rpartition("/")[2]
