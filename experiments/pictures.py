@@ -289,6 +289,9 @@ def bytes_and_score(results: Results) -> tuple[Figure, str]:
             beside, about.mean, yerr=bar, fmt="o", color=look["color"], capsize=2, elinewidth=0.8, label=title
         )
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.4g}")
+    if max(cost for cost, _ in points.values()) < 10 * min(cost for cost, _ in points.values()):
+        axes.xaxis.set_minor_formatter("{x:,.4g}")  # within a decade there may be no other number
     axes.margins(x=0.15)
     axes.set(xlabel="kB sent and received a site in the whole run", ylabel=column.title)
     figure.legend(loc="outside right center")
