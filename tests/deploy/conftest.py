@@ -40,7 +40,7 @@ class Running:
             return [event for event in events if kind in (None, event["event"])]
         return []
 
-    def wait_for(self, kind: str, count: int = 1, seconds: float = 180, **facts: Any) -> dict[str, Any]:
+    def wait_for(self, kind: str, count: int = 1, seconds: float = 300, **facts: Any) -> dict[str, Any]:
         """The count-th event of a kind, once it has happened."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

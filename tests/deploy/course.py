@@ -129,7 +129,7 @@ class Course:
         """How many events there are."""
         return len(self.events())
 
-    def wait(self, condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
+    def wait(self, condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
         """The condition's value once it is true."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -138,7 +138,7 @@ class Course:
             time.sleep(0.25)
         raise AssertionError(f"no {what} within {seconds:.0f} s:\n{self.story()}")
 
-    def wait_for(self, kind: str, since: int = 0, count: int = 1, seconds: float = 180, **facts: Any) -> dict[str, Any]:
+    def wait_for(self, kind: str, since: int = 0, count: int = 1, seconds: float = 300, **facts: Any) -> dict[str, Any]:
         """The count-th event of a kind after `since`."""
 
         def found() -> list[dict[str, Any]]:

@@ -260,7 +260,7 @@ class Host:
         assert ended == code, f"{self.name}: {shlex.join(command)} ended with {ended}:\n{said}\n{self.log()}"
         return said
 
-    def healthy(self, seconds: float = 90) -> None:
+    def healthy(self, seconds: float = 180) -> None:
         """Wait until the compose file's health check passes."""
         end = time.monotonic() + seconds
         check = self.service["healthcheck"]["test"][1:]
