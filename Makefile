@@ -55,39 +55,39 @@ types: $(READY) ## mypy --strict on what is shipped
 
 check: lint types ## lint and types
 
-bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's messages; writes bench/exchange.json
-	$(BIN)/python bench/exchange.py
-	$(BIN)/python bench/interactive.py
+bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's messages; writes experiments/bench/exchange.json
+	$(BIN)/python experiments/bench/exchange.py
+	$(BIN)/python experiments/bench/interactive.py
 
-bench-transport: $(READY) ## optimal transport: how near and how fast the solvers are; writes bench/transport.json
-	$(BIN)/python bench/transport.py
+bench-transport: $(READY) ## optimal transport: how near and how fast the solvers are; writes experiments/bench/transport.json
+	$(BIN)/python experiments/bench/transport.py
 
-bench-bytes: $(READY) ## bytes of every method beside its paper's arithmetic; writes bench/bytes.json
-	$(BIN)/python bench/bytes.py
+bench-bytes: $(READY) ## bytes of every method beside its paper's arithmetic; writes experiments/bench/bytes.json
+	$(BIN)/python experiments/bench/bytes.py
 
-bench-methods: $(READY) ## every method beside the isolated sites, 3 seeds, about an hour; writes bench/methods.json
-	$(BIN)/python bench/methods.py
+bench-methods: $(READY) ## every method beside the isolated sites, 3 seeds, about an hour; writes experiments/bench/methods.json
+	$(BIN)/python experiments/bench/methods.py
 
-bench-parameters: $(READY) ## a BERT-base state to the sites and back, seconds and memory; writes bench/parameters.json
-	$(BIN)/python bench/parameters.py
+bench-parameters: $(READY) ## a BERT-base state to the sites and back, seconds and memory; writes experiments/bench/parameters.json
+	$(BIN)/python experiments/bench/parameters.py
 
-bench-adapters: $(READY) ## all parameters against LoRA adapters, bytes and accuracy; writes bench/adapters.json
-	$(BIN)/python bench/adapters.py
+bench-adapters: $(READY) ## all parameters against LoRA adapters, bytes and accuracy; writes experiments/bench/adapters.json
+	$(BIN)/python experiments/bench/adapters.py
 
-bench-feddrs: $(READY) ## FedDRS beside FedAvg where a site has one class; an hour, resumes; writes bench/feddrs.json
-	$(BIN)/python bench/feddrs.py
+bench-feddrs: $(READY) ## FedDRS beside FedAvg where a site has one class; an hour, resumes; writes experiments/bench/feddrs.json
+	$(BIN)/python experiments/bench/feddrs.py
 
-bench-atc: $(READY) ## ATC's course in small, with texts from ../shared/data; table and pictures in runs/atc; writes bench/atc.json
-	$(BIN)/python bench/atc.py
+bench-atc: $(READY) ## ATC's course in small, with texts from ../shared/data; table and pictures in runs/atc; writes experiments/bench/atc.json
+	$(BIN)/python experiments/bench/atc.py
 
-bench-poison: $(READY) ## liars among ten sites, by attack, share and rule; resumes; writes bench/poison.json
-	$(BIN)/python bench/poison.py
+bench-poison: $(READY) ## liars among ten sites, by attack, share and rule; resumes; writes experiments/bench/poison.json
+	$(BIN)/python experiments/bench/poison.py
 
-bench-membership: $(READY) ## membership inference through predictions, with and without noise; writes bench/membership.json
-	$(BIN)/python bench/membership.py
+bench-membership: $(READY) ## membership inference through predictions, with and without noise; writes experiments/bench/membership.json
+	$(BIN)/python experiments/bench/membership.py
 
-bench-train: $(READY) ## one FedID round in CPU seconds beside a lean loop of plain torch; writes bench/train.json
-	$(BIN)/python bench/train.py
+bench-train: $(READY) ## one FedID round in CPU seconds beside a lean loop of plain torch; writes experiments/bench/train.json
+	$(BIN)/python experiments/bench/train.py
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

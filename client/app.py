@@ -10,12 +10,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedstill.client.limits import check_files
 from fedstill.client.mixed import make_node
+from fedstill.client.release.limits import check_files
 from fedstill.client.session import Door, Session
 from fedstill.client.verbs import VERBS
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig
-from fedstill.common.config_files import load_run, load_site
+from fedstill.common.config.files import load_run, load_site
 from fedstill.common.wire import Ask, Facts, from_records, to_records
 
 app = ClientApp()

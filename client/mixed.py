@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from fedstill.client.node import Node
-from fedstill.client.secrets import draws, secret_of
+from fedstill.client.release.secret_noise import draws, secret_of
 from fedstill.common import checkpoint
-from fedstill.common.bert2bert import MixedModel, load_mixed
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig
-from fedstill.common.data import TextSet
-from fedstill.common.learner import Learner, Rows
+from fedstill.common.data.site_tasks import Work
+from fedstill.common.data.splits import TextSet
 from fedstill.common.maths.affinity import clipped
+from fedstill.common.models.bert2bert import MixedModel, load_mixed
+from fedstill.common.models.learner import Learner, Rows
 from fedstill.common.randomness import derive
-from fedstill.common.site_tasks import Work
 from fedstill.common.wire import Arrays, Ask, Facts, Reply
 
 

@@ -12,23 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstill.client.ledger import Ledger
-from fedstill.client.limits import Gate
-from fedstill.client.privacy import Guard
+from fedstill.client.release.ledger import Ledger
+from fedstill.client.release.limits import Gate
+from fedstill.client.release.privacy import Guard
 from fedstill.client.verbs import VERBS
 from fedstill.client.verbs.interactive import Pending
 from fedstill.client.verbs.mutual import Shared
 from fedstill.common import checkpoint
-from fedstill.common.coding import pack, unpack
 from fedstill.common.config import NAME, RunConfig, SiteConfig
-from fedstill.common.holdings import site_texts
-from fedstill.common.learner import Batches, Learner, Practice, Rows
+from fedstill.common.data.allocation import site_texts
+from fedstill.common.data.tasks import task_scores
 from fedstill.common.maths.losses import cross_entropy
-from fedstill.common.models import load_model
+from fedstill.common.models.learner import Batches, Learner, Practice, Rows
+from fedstill.common.models.loading import load_model
 from fedstill.common.randomness import derive
 from fedstill.common.states import State
-from fedstill.common.tasks import task_scores
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
+from fedstill.common.wire.compression import pack, unpack
 
 Loss = Callable[[Tensor, Rows], Tensor]
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import grpc
 
-from fedstill.common.frames import (
+from fedstill.common.wire import Ask, Facts, Reply, WireError
+from fedstill.common.wire.frames import (
     ASK,
     CLOSE,
     ERROR,
@@ -30,7 +31,6 @@ from fedstill.common.frames import (
     grpc_options,
     join,
 )
-from fedstill.common.wire import Ask, Facts, Reply, WireError
 
 
 class SessionRefused(RuntimeError):

@@ -64,7 +64,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a federation and show its results."""
-    from fedstill.common.config_files import load_run
+    from fedstill.common.config.files import load_run
 
     settings = load_run(Path(config), change or [])
     folder = _new_folder(runs, settings.name)
@@ -77,7 +77,7 @@ def resume(
     runs: Runs = Path("runs"),
 ) -> None:
     """Take up a run where it stopped: at most one round is repeated."""
-    from fedstill.common.config_files import load_run
+    from fedstill.common.config.files import load_run
 
     folder = _find(runs, run)
     summary = _summary(folder)
@@ -124,7 +124,7 @@ def show(
 @app.command()
 def models(as_json: Json = False) -> None:
     """List the built-in models; any AutoModel name or folder works as well."""
-    from fedstill.common.models import builtin_models
+    from fedstill.common.models.builtin import builtin_models
 
     rows = [
         {
@@ -169,7 +169,7 @@ def tasks(
     ] = None,
 ) -> None:
     """List the known tasks and whether their texts are at hand; other files and hub data sets need no entry here."""
-    from fedstill.common.tasks import KNOWN, SITE_SETS, TASKS, source_of
+    from fedstill.common.data.tasks import KNOWN, SITE_SETS, TASKS, source_of
 
     rows: list[dict[str, Any]] = [
         {
@@ -218,7 +218,7 @@ def partition(
     as_json: Json = False,
 ) -> None:
     """Show which texts each site of a run would get; nothing is started."""
-    from fedstill.common.config_files import load_run
+    from fedstill.common.config.files import load_run
     from fedstill.partition import dealt, draw
 
     found = dealt(load_run(Path(config), change or []), by)
@@ -238,7 +238,7 @@ def partition(
 
 def _launch(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) -> None:
     from fedstill.common.checkpoint import write_atomically
-    from fedstill.deploy.local import check_run
+    from fedstill.deploy.launch.local import check_run
 
     check_run(settings, on)
     folder.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ def _launch(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) ->
 
 
 def _run_here(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) -> None:
-    from fedstill.deploy.local import run_here
+    from fedstill.deploy.launch.local import run_here
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job starts with SIGINT ignored
         signal.signal(number, _interrupt)
@@ -274,8 +274,8 @@ def _run_here(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) 
 def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
     """On a SuperLink that runs elsewhere; its record lies with the coordinator, under the run's name."""
     from fedstill.common.checkpoint import write_atomically
-    from fedstill.deploy import flower
-    from fedstill.deploy.local import RunFailed
+    from fedstill.deploy import flower_commands as flower
+    from fedstill.deploy.launch.local import RunFailed
 
     bundle = flower.write_bundle(folder / "app", settings, folder.name, resume)
     (folder / "summary.json").unlink(missing_ok=True)
@@ -393,7 +393,7 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        from fedstill.deploy.flower import FlowerError
+        from fedstill.deploy.flower_commands import FlowerError
         from fedstill.deploy.processes import ProcessError
 
         if os.environ.get("FEDSTILL_DEBUG") or not _for_people(error, (FlowerError, ProcessError)):
@@ -404,6 +404,6 @@ def main() -> None:
 
 
 def _for_people(error: Exception, more: tuple[type[Exception], ...]) -> bool:
-    from fedstill.deploy.local import RunFailed
+    from fedstill.deploy.launch.local import RunFailed
 
     return isinstance(error, (ValueError, OSError, RunFailed, *more))

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
-    from fedstill.experiments.results import Results
-    from fedstill.experiments.runner import Progress
-    from fedstill.experiments.tables import Table
+    from fedstill.experiments.compare.results import Results
+    from fedstill.experiments.compare.runner import Progress
+    from fedstill.experiments.compare.tables import Table
 
 out = Console(soft_wrap=True, highlight=False)
 screen = Console(stderr=True, soft_wrap=True, highlight=False)  # so that stdout has the results alone
@@ -71,10 +71,10 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
 ) -> None:
     """Run every row of a table with every seed; write table, pictures and report. What is done is not run again."""
-    from fedstill.experiments.report import write_report
-    from fedstill.experiments.results import Results
-    from fedstill.experiments.runner import default_jobs
-    from fedstill.experiments.tables import find_tables, read_table
+    from fedstill.experiments.compare.report import write_report
+    from fedstill.experiments.compare.results import Results
+    from fedstill.experiments.compare.runner import default_jobs
+    from fedstill.experiments.compare.tables import find_tables, read_table
 
     if reuse and on is not On.process:
         raise typer.BadParameter("rows share their first training only with --on process", param_hint="--reuse")
@@ -100,7 +100,7 @@ def compare(
 
 
 def _run(table: Table, place: Path, on: On, jobs: int, rows: str, keep_models: bool, reuse: Path | None) -> None:
-    from fedstill.experiments.runner import run_table
+    from fedstill.experiments.compare.runner import run_table
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job starts with SIGINT ignored
         signal.signal(number, _interrupt)
@@ -115,7 +115,7 @@ def _run(table: Table, place: Path, on: On, jobs: int, rows: str, keep_models: b
 def _show(results: Results, page: Path) -> None:
     from rich.table import Table as Grid
 
-    from fedstill.experiments.cells import gaps, head, line, notes
+    from fedstill.experiments.compare.formatting import gaps, head, line, notes
 
     grid = Grid(title=results.table.settings.title, title_justify="left")
     for place, title in enumerate(head(results)):

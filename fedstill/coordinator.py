@@ -45,8 +45,8 @@ def superlink(
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for a trial on one machine.")] = False,
 ) -> None:
     """Start Flower's SuperLink with TLS, node authentication and a database; in the foreground, until Ctrl-C."""
+    from fedstill.deploy.coordinator.superlink import Listening, prepare
     from fedstill.deploy.processes import run_to_end
-    from fedstill.deploy.superlink import Listening, prepare
 
     where = Listening(host, port, sites, stream, advertise, health)
     command, env, connection = prepare(where, certificates, state, name, insecure)
@@ -63,7 +63,7 @@ def new_authority(
     days: Annotated[int, typer.Option(help="How long the server's certificate is valid.")] = 365,
 ) -> None:
     """Make an authority, and a server certificate for the SuperLink and the stream."""
-    from fedstill.deploy.certificates import make_authority, make_server
+    from fedstill.deploy.coordinator.certificates import make_authority, make_server
 
     authority = make_authority(folder)
     made = make_server(folder, host, days)
@@ -77,7 +77,7 @@ def new_server(
     days: Annotated[int, typer.Option(help="How long it is valid.")] = 365,
 ) -> None:
     """Renew the server's certificate; sites keep their ca.crt. Restart the SuperLink afterwards."""
-    from fedstill.deploy.certificates import make_server
+    from fedstill.deploy.coordinator.certificates import make_server
 
     console.print(f"{make_server(folder, host, days).certificate} is new; restart the SuperLink.")
 
@@ -85,7 +85,7 @@ def new_server(
 @certs.command("check")
 def check_certificates(folder: Folder = Path("certificates")) -> None:
     """Say whether the certificates and the key may be used, and until when."""
-    from fedstill.deploy.certificates import Certificates, check_server, hosts_of
+    from fedstill.deploy.coordinator.certificates import Certificates, check_server, hosts_of
 
     server = check_server(Certificates.of(folder))
     console.print(f"good for {', '.join(hosts_of(server))} until {server.not_valid_after_utc:%Y-%m-%d}")
@@ -94,7 +94,7 @@ def check_certificates(folder: Folder = Path("certificates")) -> None:
 @keys.command("new")
 def new_key(path: Annotated[Path, typer.Argument(help="The private key's file; the public half is PATH.pub.")]) -> None:
     """Make a site's key pair, at the site: only the .pub file travels."""
-    from fedstill.deploy import keys as rooms
+    from fedstill.deploy.coordinator import keys as rooms
 
     public = rooms.new_key(path)
     console.print(f"{path} stays here, mode 600. Send {public} to the coordinator, and read out to each other:")
@@ -108,8 +108,8 @@ def register_key(
     on: On = NAME,
 ) -> None:
     """Let a site in from now on."""
-    from fedstill.deploy import flower
-    from fedstill.deploy import keys as rooms
+    from fedstill.deploy import flower_commands as flower
+    from fedstill.deploy.coordinator import keys as rooms
 
     number = rooms.register(public, name, on, flower.environment())
     console.print(f"{name} is registered as node {number}: {rooms.fingerprint(public.read_text())}")
@@ -121,8 +121,8 @@ def list_keys(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")] = False,
 ) -> None:
     """List the registered sites."""
-    from fedstill.deploy import flower
-    from fedstill.deploy import keys as rooms
+    from fedstill.deploy import flower_commands as flower
+    from fedstill.deploy.coordinator import keys as rooms
 
     rows = rooms.registered(on, flower.environment())
     if as_json:
@@ -141,8 +141,8 @@ def revoke_key(
     name: Annotated[str, typer.Argument(help="The site's name, or its node number.")], on: On = NAME
 ) -> None:
     """Shut a site out: its key opens nothing any more."""
-    from fedstill.deploy import flower
-    from fedstill.deploy import keys as rooms
+    from fedstill.deploy import flower_commands as flower
+    from fedstill.deploy.coordinator import keys as rooms
 
     number = rooms.revoke(name, on, flower.environment())
     console.print(f"{name} (node {number}) is out. A run that it takes part in loses it at its next step.")

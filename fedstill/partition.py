@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.common.config import ConfigError, RunConfig
-from fedstill.common.holdings import holdings
-from fedstill.common.partitions import counts
+from fedstill.common.data.allocation import holdings
+from fedstill.common.data.partitions import counts
 
 
 @dataclass(frozen=True)

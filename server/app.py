@@ -16,14 +16,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedstill import __file__ as package
 from fedstill.common.config import ConfigError, ExchangeConfig, RunConfig
-from fedstill.common.config_files import load_run
+from fedstill.common.config.files import load_run
 from fedstill.common.lock import only_one
-from fedstill.common.states import Spool
 from fedstill.common.wire import Facts
+from fedstill.common.wire.spool import Spool
+from fedstill.server.central import Student
 from fedstill.server.holder import make_student
 from fedstill.server.link import Link, MessageLink, StreamLink
 from fedstill.server.record import Record, RecordError
-from fedstill.server.student import Student
 from fedstill.strategies import find_method
 
 app = ServerApp()

@@ -18,7 +18,9 @@ from typing import NoReturn
 import grpc
 
 from fedstill.common.config import LONGEST_NAME, NAME
-from fedstill.common.frames import (
+from fedstill.common.states import LazyState
+from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
+from fedstill.common.wire.frames import (
     ASK,
     CLOSE,
     DOOR_LIMIT,
@@ -34,8 +36,7 @@ from fedstill.common.frames import (
     grpc_options,
     join,
 )
-from fedstill.common.states import LazyState, Spool
-from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
+from fedstill.common.wire.spool import Spool
 from fedstill.server.memory import give_back, one_heap
 
 Outbox = queue.SimpleQueue[Frame | None]

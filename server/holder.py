@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fedstill.common.bert2bert import GROUPS, MixedModel, load_mixed
 from fedstill.common.config import RunConfig
-from fedstill.common.data import Splits, TextSet
-from fedstill.common.learner import Learner
+from fedstill.common.data.splits import Splits, TextSet
+from fedstill.common.models.bert2bert import GROUPS, MixedModel, load_mixed
+from fedstill.common.models.learner import Learner
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Arrays
-from fedstill.server.student import NAME, Student
+from fedstill.server.central import NAME, Student
 
 
 class Holder(Student):

@@ -11,8 +11,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedstill.common.config import RunConfig
-from fedstill.common.states import Spool
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, from_records, size_of, to_records
+from fedstill.common.wire.spool import Spool
 from fedstill.server.exchange import Exchange
 
 Admit = Callable[[Facts], str | None]

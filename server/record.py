@@ -13,7 +13,7 @@ from pathlib import Path
 from fedstill.common import checkpoint
 from fedstill.common.checkpoint import append_line, write_atomically
 from fedstill.common.config import RunConfig
-from fedstill.common.models import TextModel
+from fedstill.common.models.text_model import TextModel
 from fedstill.common.wire import Arrays, Facts
 
 PROGRESS_EVERY = 0.5  # seconds between two progress events

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Facts
-from fedstill.server.spending import Spending
-from fedstill.server.student import Student
+from fedstill.server.central import Student
+from fedstill.server.costs import Spending
 
 NOT_SCORES = ("round", "node", "seconds", "loss")
 

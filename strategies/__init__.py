@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 
 from fedstill.common.config import ConfigError, MethodConfig
-from fedstill.common.config_files import check
-from fedstill.strategies.adafd import AdaFD
-from fedstill.strategies.atc import ATC
+from fedstill.common.config.files import check
+from fedstill.strategies.adafd.method import AdaFD
+from fedstill.strategies.atc.method import ATC
 from fedstill.strategies.base import Method, Params
 from fedstill.strategies.bounds import Centralized, Isolated
 from fedstill.strategies.cronus import Cronus
@@ -18,7 +18,7 @@ from fedstill.strategies.fedavg import FedAvg
 from fedstill.strategies.fedavg_st import FedAvgST
 from fedstill.strategies.fedbn import FedBN
 from fedstill.strategies.feddf import FedDF
-from fedstill.strategies.feddrs import FedDRS
+from fedstill.strategies.feddrs.method import FedDRS
 from fedstill.strategies.feded import FedED
 from fedstill.strategies.fedid import FedID
 from fedstill.strategies.fedkd import FedKD
@@ -29,7 +29,7 @@ from fedstill.strategies.flower_rules import Bulyan, FedAdam, FedMedian, FedTrim
 from fedstill.strategies.logit_fedavg import LogitFedAvg
 from fedstill.strategies.mhat import MHAT
 from fedstill.strategies.percfl import PerCFL
-from fedstill.strategies.sinkhorn import Entropy, Sinkhorn
+from fedstill.strategies.sinkhorn.method import Entropy, Sinkhorn
 from fedstill.strategies.spfl import SPFL
 
 METHODS: dict[str, type[Method]] = {

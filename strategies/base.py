@@ -14,17 +14,17 @@ from flwr.serverapp.strategy import Result, Strategy
 from pydantic import Field
 
 from fedstill.common import checkpoint
-from fedstill.common.coding import pack, unpack
 from fedstill.common.config import RunConfig, Section
-from fedstill.common.learner import Practice
+from fedstill.common.models.learner import Practice
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Facts, Failure, Reply, check_metrics, check_reply, to_records
+from fedstill.common.wire.compression import pack, unpack
+from fedstill.server.central import Student
+from fedstill.server.costs import PHASES, Spending
+from fedstill.server.formulas import arithmetic
 from fedstill.server.link import Link
 from fedstill.server.record import Record
 from fedstill.server.results import Results, scores_in, short_name
-from fedstill.server.spending import PHASES, Spending
-from fedstill.server.student import Student
-from fedstill.strategies.formulas import arithmetic
 
 Round = Generator[Ask, list[Reply], Facts]
 

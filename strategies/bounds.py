@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedstill.strategies.base import Method, Params, Round
-from fedstill.strategies.predicting import mean_loss
+from fedstill.strategies.predictions import mean_loss
 
 PRESETS = {"paper": {}, "authors_code": {"optimizer_state": "fresh", "schedule": "call"}}
 

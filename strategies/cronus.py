@@ -7,7 +7,7 @@ from typing import ClassVar
 from fedstill.common.maths.robust import Aggregation
 from fedstill.common.wire import Ask
 from fedstill.strategies.base import Round
-from fedstill.strategies.predicting import WarmedMethod, WarmedParams, mean_loss, names
+from fedstill.strategies.predictions import WarmedMethod, WarmedParams, mean_loss, names
 
 
 class CronusParams(WarmedParams):

@@ -13,7 +13,7 @@ from fedstill.common.maths.ensemble import by_size, mean_arrays, softmax, unifor
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Reply, WireError, items, same_shapes
 from fedstill.strategies.base import Method, Params, Round
-from fedstill.strategies.predicting import names
+from fedstill.strategies.predictions import names
 
 
 class FedAUXParams(Params):

@@ -11,9 +11,9 @@ import numpy as np
 from fedstill.common.config import LearnerConfig
 from fedstill.common.maths.ensemble import by_size, mean_arrays, softmax
 from fedstill.common.wire import Ask, Reply, same_shapes
-from fedstill.server.student import Student
+from fedstill.server.central import Student
 from fedstill.strategies.base import Round
-from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, names
+from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, names
 
 
 class FedDF(EnsembleMethod):

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from fedstill.common.maths.ensemble import softmax
 from fedstill.common.wire import Ask
 from fedstill.strategies.base import Round
-from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, names
+from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, names
 
 
 class FedEDParams(EnsembleParams):

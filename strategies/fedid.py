@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from pydantic import ConfigDict, Field, model_validator
 
-from fedstill.common.learner import Practice
 from fedstill.common.maths.ensemble import by_size, softmax
 from fedstill.common.maths.feedback import Jacobian, through_softmax
 from fedstill.common.maths.robust import Aggregation, combine
+from fedstill.common.models.learner import Practice
 from fedstill.common.wire import Ask, Facts, Reply, items, predictions
 from fedstill.strategies.base import Method, Params, Round
 

@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedstill.common.learner import Rows
 from fedstill.common.maths.ensemble import Matrix, by_class, mean_predictions, softmax
 from fedstill.common.maths.losses import LOSSES, kl_divergence
+from fedstill.common.models.learner import Rows
 from fedstill.common.wire import Ask, class_counts
 from fedstill.strategies.base import Round
-from fedstill.strategies.predicting import EnsembleMethod, EnsembleParams, names
+from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, names
 
 
 class FedKDParams(EnsembleParams):

@@ -11,7 +11,7 @@ from fedstill.common.maths.ensemble import by_size, mean_arrays, uniform
 from fedstill.common.maths.svd import compress, energy_share, misfits, recompose
 from fedstill.common.wire import Arrays, Ask, Reply, WireError
 from fedstill.strategies.base import Method, Params, Round
-from fedstill.strategies.predicting import names
+from fedstill.strategies.predictions import names
 
 
 class FedKDMutualParams(Params):

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedstill.common.maths.ensemble import softmax
 from fedstill.common.randomness import derive
 from fedstill.strategies.base import Round
-from fedstill.strategies.predicting import WarmedMethod, WarmedParams, mean_loss, names
+from fedstill.strategies.predictions import WarmedMethod, WarmedParams, mean_loss, names
 
 
 class FedMDParams(WarmedParams):

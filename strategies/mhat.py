@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from fedstill.common.maths.ensemble import mean_predictions, softmax
 from fedstill.strategies.base import Round
-from fedstill.strategies.predicting import PredictingMethod, PredictingParams, names
+from fedstill.strategies.predictions import PredictingMethod, PredictingParams, names
 
 
 class MHATParams(PredictingParams):

@@ -12,7 +12,7 @@ from fedstill.common.maths.ensemble import by_size, mean_arrays
 from fedstill.common.states import LazyState, State, copied, differences, private_names, shapes_of
 from fedstill.common.wire import Arrays, Ask, Facts, Reply, same_shapes
 from fedstill.strategies.base import Method, Params
-from fedstill.strategies.predicting import names
+from fedstill.strategies.predictions import names
 
 
 class ParameterParams(Params):

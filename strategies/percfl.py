@@ -14,7 +14,7 @@ from fedstill.common.wire import Reply
 from fedstill.strategies.base import Round
 from fedstill.strategies.parameters import ParameterParams, updates
 from fedstill.strategies.personal import PersonalMethod
-from fedstill.strategies.predicting import names
+from fedstill.strategies.predictions import names
 
 
 class PerCFLParams(ParameterParams):

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from fedstill.common.config import RunConfig
-from fedstill.common.config_files import load_run
+from fedstill.common.config.files import load_run
 
 torch.set_num_threads(1)
+TESTS = Path(__file__).parent
 
 SMALL = """
 name = "small"
@@ -48,7 +49,7 @@ join_deadline = 120
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(Path(item.path).parent.name)
+        item.add_marker(Path(item.path).relative_to(TESTS).parts[0])
 
 
 @pytest.fixture

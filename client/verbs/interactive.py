@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedstill.client.verbs.registry import Answer, practice_of, verb
-from fedstill.common.learner import Rows
 from fedstill.common.maths.feedback import exact_surrogate, scalar_surrogate
 from fedstill.common.maths.losses import LOSSES
+from fedstill.common.models.learner import Rows
 from fedstill.common.wire import Ask, Facts, items
 
 if TYPE_CHECKING:

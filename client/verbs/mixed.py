@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedstill.client.verbs.registry import Answer, practice_of, verb
-from fedstill.common.bert2bert import moved_by
-from fedstill.common.learner import Rows
+from fedstill.common.data.site_tasks import Corrupted
 from fedstill.common.maths.affinity import contrastive_loss
-from fedstill.common.site_tasks import Corrupted
+from fedstill.common.models.bert2bert import moved_by
+from fedstill.common.models.learner import Rows
 from fedstill.common.wire import Arrays, Ask, WireError
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from fedstill.client.verbs.registry import Answer, practice_of, verb
-from fedstill.common.learner import Learner, together
 from fedstill.common.maths.mutual import comparable, mutual_losses
 from fedstill.common.maths.svd import compress, misfits, recompose
-from fedstill.common.models import Encoded, load_model
+from fedstill.common.models.learner import Learner, together
+from fedstill.common.models.loading import load_model
+from fedstill.common.models.tokens import Encoded
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, WireError
 

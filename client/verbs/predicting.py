@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedstill.client.verbs.registry import Answer, verb
-from fedstill.common.noise import probability_bias
 from fedstill.common.wire import Ask, WireError, items
+from fedstill.strategies.sinkhorn.noise import probability_bias
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fedstill.common.learner import Practice
+from fedstill.common.models.learner import Practice
 from fedstill.common.wire import Arrays, Ask, Facts
 
 if TYPE_CHECKING:

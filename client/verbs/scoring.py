@@ -9,9 +9,9 @@ import numpy as np
 
 from fedstill.client.verbs.registry import Answer, verb
 from fedstill.common.config import ModelConfig
-from fedstill.common.features import text_features
 from fedstill.common.maths import certainty
-from fedstill.common.models import load_model
+from fedstill.common.models.features import text_features
+from fedstill.common.models.loading import load_model
 from fedstill.common.wire import Ask, WireError, items
 
 if TYPE_CHECKING:

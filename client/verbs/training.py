@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedstill.client.verbs.registry import Answer, practice_of, verb
-from fedstill.common.learner import Practice, Rows
+from fedstill.common.data.tasks import scores
 from fedstill.common.maths.losses import LOSSES, soft_cross_entropy
 from fedstill.common.maths.weights import class_losses, mean_entropy
-from fedstill.common.tasks import scores
+from fedstill.common.models.learner import Practice, Rows
 from fedstill.common.wire import Ask, Facts
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 import yaml
 
-from fedstill.deploy.keys import new_key
+from fedstill.deploy.coordinator.keys import new_key
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "deploy/docker"
@@ -161,7 +161,7 @@ class Host:
         hosts = "".join(f"{address} {name}\\n" for name, address in self.addresses.items())
         lines.append(f"printf '127.0.0.1 localhost\\n{hosts}' > {root}/etc/hosts")
         lines += [f"mkdir -p {root}/shims"]
-        for name, module in (("fedstill", "fedstill.cli"), ("flower-client", "fedstill.deploy.site")):
+        for name, module in (("fedstill", "fedstill.cli"), ("flower-client", "fedstill.deploy.site.client")):
             body = f'#!/bin/sh\\nexec {sys.executable} -c "from {module} import main; main()" "$@"\\n'
             lines.append(f"printf '{body}' > {root}/shims/{name} && chmod a+rx {root}/shims/{name}")
         lines += [f"mount -o remount,ro {root}"] if self.service.get("read_only") else []

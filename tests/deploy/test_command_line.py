@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstill.deploy import flower
+from fedstill.deploy import flower_commands as flower
 from fedstill.deploy.processes import Processes, free_port
 
 from .conftest import COMMAND, Running, nobody_left

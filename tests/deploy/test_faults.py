@@ -20,7 +20,12 @@ pytestmark = [
 ]
 KILLS = int(os.environ.get("FEDSTILL_KILLS", "20"))
 SEED = 20261116
-PARTS = ["everything"] * 5 + ["fedstill.deploy.supernode"] * 2 + ["fedstill.deploy.site"] * 2 + ["flwr-clientapp"]
+PARTS = (
+    ["everything"] * 5
+    + ["fedstill.deploy.site.supernode"] * 2
+    + ["fedstill.deploy.site.client"] * 2
+    + ["flwr-clientapp"]
+)
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def test_nothing_is_left_of_hosts_whose_test_was_killed(tmp_path: Path) -> None:
 def test_hosts_reach_the_coordinator_and_nobody_else(course: Course) -> None:
     north, east = course.hosts.sites.values()
     assert north.service["user"] == "10001:10001"
-    assert {process.uids().real for process in north.processes("fedstill.deploy.supernode")} == {10001}
+    assert {process.uids().real for process in north.processes("fedstill.deploy.site.supernode")} == {10001}
     reach = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
     north.run("python", "-c", reach, "coordinator", "9092")
     for address, port in (("coordinator", "8000"), ("10.77.2.1", "9092"), ("10.77.2.2", "9110"), ("1.1.1.1", "443")):

@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedstill.deploy import flower
+from fedstill.deploy import flower_commands as flower
+from fedstill.deploy.coordinator.keys import read_key
 from fedstill.deploy.healthy import healthy
-from fedstill.deploy.keys import read_key
-from fedstill.deploy.probe import knock
 from fedstill.deploy.processes import Processes, free_port
+from fedstill.deploy.site.probe import knock
 
 from .conftest import COMMAND
 
-CLIENT = [sys.executable, "-m", "fedstill.deploy.site"]
+CLIENT = [sys.executable, "-m", "fedstill.deploy.site.client"]
 
 
 class Coordinator:

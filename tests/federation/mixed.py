@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedstill.common.config import RunConfig
-from fedstill.common.config_files import load_run
+from fedstill.common.config.files import load_run
 
 SEA = "the ship sailed over the wide ocean . a sailor saw a whale near the coast . waves and wind broke the mast"
 KITCHEN = "the cook baked fresh bread in the oven . a pinch of salt and butter made the soup rich . sugar fills the pan"

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from sklearn.metrics import f1_score
 
 from fedstill.common.config import ConfigError, RunConfig
-from fedstill.common.learner import Practice
+from fedstill.common.models.learner import Practice
 from fedstill.common.wire import Ask, Reply
 from fedstill.strategies import find_method
-from fedstill.strategies.adafd import BETAS
+from fedstill.strategies.adafd.method import BETAS
 from tests.unit.test_llm import Oracle
 
 from .conftest import Federation, spoil, streams, with_nan

@@ -12,8 +12,8 @@ import pytest
 
 from fedstill.client.mixed import MixedNode
 from fedstill.common.config import ConfigError
-from fedstill.common.frames import HELLO, REPLY, Frame, cut
 from fedstill.common.wire import Ask, Reply
+from fedstill.common.wire.frames import HELLO, REPLY, Frame, cut
 from fedstill.server.holder import Holder
 
 from .conftest import Federation, streams

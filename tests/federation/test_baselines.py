@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fedstill.client.node import Node
 from fedstill.common.config import RunConfig
-from fedstill.common.learner import Learner
-from fedstill.common.models import Encoded
+from fedstill.common.models.learner import Learner
+from fedstill.common.models.tokens import Encoded
 from fedstill.common.wire import Ask, Reply, WireError
-from fedstill.server.student import Student
+from fedstill.server.central import Student
 
 from .conftest import Federation, spoil, with_nan
 from .test_methods import flat

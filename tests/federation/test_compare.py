@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from fedstill.cli import app
 from fedstill.common.config import ConfigError
-from fedstill.common.config_files import load_run
-from fedstill.experiments import worker
-from fedstill.experiments.outputs import load_outputs
-from fedstill.experiments.report import write_report
-from fedstill.experiments.results import Results
-from fedstill.experiments.runner import Progress, Run, run_folder, run_table, state_of
-from fedstill.experiments.tables import read_table
+from fedstill.common.config.files import load_run
+from fedstill.experiments.compare import worker
+from fedstill.experiments.compare.model_outputs import load_outputs
+from fedstill.experiments.compare.report import write_report
+from fedstill.experiments.compare.results import Results
+from fedstill.experiments.compare.runner import Progress, Run, run_folder, run_table, state_of
+from fedstill.experiments.compare.tables import read_table
 from tests.conftest import without_times
 from tests.federation.conftest import Federation
 from tests.federation.mixed import mixed_run

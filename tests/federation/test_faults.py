@@ -16,9 +16,9 @@ import pytest
 from fedstill.client.session import Door, Session, SessionRefused
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig
-from fedstill.common.frames import METHOD, REPLY, Frame, cut, grpc_options
 from fedstill.common.lock import only_one
 from fedstill.common.wire import Ask, Failure, Reply, WireError, items
+from fedstill.common.wire.frames import METHOD, REPLY, Frame, cut, grpc_options
 from fedstill.server.app import RunBusy, run_federation
 from fedstill.server.exchange import Exchange, ExchangeError
 from fedstill.server.link import JoinError, LocalLink

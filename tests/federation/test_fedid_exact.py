@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstill.common.config import RunConfig
-from fedstill.common.learner import Practice
+from fedstill.common.models.learner import Practice
 
 from .conftest import Federation, streams
 from .test_methods import flat, train_alone

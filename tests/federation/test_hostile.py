@@ -19,7 +19,8 @@ import pytest
 
 from fedstill.client.session import Door, Session, SessionRefused
 from fedstill.common.config import RunConfig
-from fedstill.common.frames import (
+from fedstill.common.wire import Ask, Facts, Reply, WireError, check_metrics, decode
+from fedstill.common.wire.frames import (
     ASK,
     CLOSE,
     DOOR_LIMIT,
@@ -34,7 +35,6 @@ from fedstill.common.frames import (
     grpc_options,
     join,
 )
-from fedstill.common.wire import Ask, Facts, Reply, WireError, check_metrics, decode
 from fedstill.server.exchange import MOST_NOTICES, Exchange
 from fedstill.server.link import LocalLink
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.common.config import RunConfig
-from fedstill.common.learner import Learner, Practice
+from fedstill.common.models.learner import Learner, Practice
 
 from .conftest import Federation
 

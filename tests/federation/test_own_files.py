@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedstill.common.config import RunConfig, SiteConfig
-from fedstill.common.config_files import load_run, load_site
-from fedstill.common.holdings import site_texts
-from fedstill.common.tasks import TaskError, film_reviews
+from fedstill.common.config.files import load_run, load_site
+from fedstill.common.data.allocation import site_texts
+from fedstill.common.data.tasks import TaskError, film_reviews
 from fedstill.server.link import JoinError, LocalLink
 
 from .conftest import Federation

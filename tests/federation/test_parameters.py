@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedstill.client.node import Node
 from fedstill.common.config import ConfigError, RunConfig
-from fedstill.common.states import LazyState, Spool
+from fedstill.common.states import LazyState
 from fedstill.common.wire import Arrays, Ask, Reply
+from fedstill.common.wire.spool import Spool
 from fedstill.strategies import find_method
 from fedstill.strategies.base import QuorumLost
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstill.client.ledger import LedgerError
+from fedstill.client.release.ledger import LedgerError
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Ask, Facts
 from fedstill.server.link import LocalLink

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedstill.common.config import RunConfig
-from fedstill.experiments.outputs import load_outputs
-from fedstill.experiments.worker import run_in_process
+from fedstill.experiments.compare.model_outputs import load_outputs
+from fedstill.experiments.compare.worker import run_in_process
 from tests.conftest import without_times
 
 Small = Callable[..., RunConfig]

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fedstill.client.node import Node
 from fedstill.common.config import RunConfig
-from fedstill.common.learner import Practice
+from fedstill.common.data.tasks import Task, on_a_line
 from fedstill.common.maths import confidence
 from fedstill.common.maths.transport import cost_matrix
-from fedstill.common.noise import noise_texts
-from fedstill.common.tasks import Task, on_a_line
+from fedstill.common.models.learner import Practice
 from fedstill.common.wire import Ask, Reply, WireError
 from fedstill.strategies import find_method
-from fedstill.strategies.sinkhorn import Sinkhorn, support_points
+from fedstill.strategies.sinkhorn.method import Sinkhorn, support_points
+from fedstill.strategies.sinkhorn.noise import noise_texts
 
 from .conftest import Federation, spoil
 from .test_methods import flat, train_alone

@@ -224,7 +224,7 @@ def vectors(texts: list[str]) -> np.ndarray:
     """MiniLM's first two layers by the library alone: mean of the last hidden states, one text at a time."""
     from transformers import AutoModel, AutoTokenizer
 
-    from fedstill.common.builtin import minilm_folder
+    from fedstill.common.models.builtin import minilm_folder
 
     tokenizer = AutoTokenizer.from_pretrained(minilm_folder())
     model = AutoModel.from_pretrained(minilm_folder(), num_hidden_layers=2).eval()

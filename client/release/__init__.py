@@ -1,0 +1,1 @@
+"""What may leave a site: limits, the ledger of what left, and noise with a budget."""

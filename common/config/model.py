@@ -1,0 +1,67 @@
+"""Every key of a model and of how it trains."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedstill.common.config.section import Section
+
+
+class LoraConfig(Section):
+    """Train low-rank adapters instead of the whole model (peft)."""
+
+    r: int = Field(8, ge=1)
+    alpha: int = Field(16, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: list[str] | None = None
+
+
+class ModelConfig(Section):
+    """What `load_model` needs to know of a model."""
+
+    name: str
+    max_length: int = Field(64, ge=4)
+    keep: Literal["start", "end"] = "start"
+    lora: LoraConfig | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "auto"
+
+
+class TrainConfig(Section):
+    """How every learner of the run trains, unless a site or the central model says otherwise."""
+
+    learning_rate: float = Field(2e-5, gt=0)
+    batch_size: int = Field(32, ge=1)
+    max_length: int = Field(128, ge=4)
+    keep: Literal["start", "end"] = "start"  # of a text that is longer: a long review tells its verdict at the end
+    weight_decay: float = Field(0.0, ge=0)
+    epoch_steps: int | None = Field(None, ge=1)  # what counts as a local epoch: so many steps instead of one pass
+    clip: float | None = Field(None, gt=0)  # the norm to which a step's gradient is cut
+    warmup: float = Field(0.0, ge=0, lt=1)  # share of a falling schedule in which the rate rises first
+
+
+class LearnerConfig(Section):
+    """One model at work: the central one or a site's. Empty values come from [train]."""
+
+    model: str = "tiny-bert"
+    learning_rate: float | None = Field(None, gt=0)
+    distill_rate: float | None = Field(None, gt=0)
+    batch_size: int | None = Field(None, ge=1)
+    max_length: int | None = Field(None, ge=4)
+    lora: LoraConfig | None = None
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads: int | None = Field(None, ge=1)
+
+    def model_settings(self, train: TrainConfig) -> ModelConfig:
+        """The part of this section that makes the model."""
+        return ModelConfig(
+            name=self.model,
+            max_length=self.max_length or train.max_length,
+            keep=train.keep,
+            lora=self.lora,
+            precision=self.precision,
+            device=self.device,
+        )

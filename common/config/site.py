@@ -1,0 +1,156 @@
+"""Every key of a site: in a run's [[sites]], or in the site's own site.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fedstill.common.config.model import LearnerConfig
+from fedstill.common.config.section import LONGEST_NAME, NAME, Section
+
+
+class SiteData(Section):
+    """A site's own files, on the site's own disk; they replace the run's share for it."""
+
+    private: Path
+    public: Path | None = None
+    text: list[str] = Field(["text"])
+    label: str = "label"
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_column_is_enough(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+Kind = Literal["classification", "question-answering", "summarisation", "question-generation"]
+COLUMNS: dict[str, tuple[list[str], str]] = {  # of each kind: the texts that are read, and what is wanted
+    "classification": (["text"], "label"),
+    "question-answering": (["question", "context"], "answer"),
+    "summarisation": (["text"], "summary"),
+    "question-generation": (["answer", "context"], "question"),
+}
+
+
+class SiteTask(Section):
+    """A site's own task, where the run's task is `mixed`: its kind, its files, and how answers are written.
+
+    `name` takes a known data set (`fedstill tasks`) in the place of `kind` and `train`.
+    """
+
+    kind: Kind
+    name: str | None = None
+    folder: Path | None = None  # of a known data set: its files; else FEDSTILL_DATA, else the hub
+    share: tuple[int, int] | None = None  # (2, 3): the second of three equal slices of the training texts
+    train: Path | None = None
+    test: Path | None = None  # by default a tenth of `train` is kept back
+    text: list[str] = Field([])  # columns; the kind has names for them
+    target: str = ""
+    labels: list[str] | None = None
+    target_length: int = Field(64, ge=4)  # tokens that are learned of a text to write
+    query_length: int = Field(64, ge=4)  # tokens of a question
+    stride: int = Field(32, ge=1)  # tokens that two windows of a long passage share
+    beams: int = Field(5, ge=1)
+    length_penalty: float = 2.0
+    fewest: int = Field(1, ge=1)  # tokens that are written
+    most: int = Field(100, ge=1)
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_column_is_enough(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _columns_by_kind(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("name") is not None:
+            from fedstill.common.data.tasks import site_kind
+
+            values = {**values, "kind": site_kind(values["name"])}
+        if isinstance(values, dict) and values.get("kind") in COLUMNS:
+            text, target = COLUMNS[values["kind"]]
+            return {**values, "text": values.get("text") or text, "target": values.get("target") or target}
+        return values
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> SiteTask:
+        if (self.name is None) == (self.train is None):
+            raise ValueError("task needs either `train`, the path of its file, or `name`, a known data set")
+        if self.name is None and (self.folder is not None or self.share is not None):
+            raise ValueError("task.folder and task.share belong to a known data set: give its `name`, or take them out")
+        if self.share is not None and not 1 <= self.share[0] <= self.share[1]:
+            raise ValueError(f"task.share = {list(self.share)}: write [2, 3] for the second of three slices")
+        if self.labels is not None and self.kind != "classification":
+            raise ValueError(f"task.labels belong to classification, and this task is {self.kind}: take them out")
+        wanted = (2,) if self.kind == "question-answering" else (1, 2)
+        if len(self.text) not in wanted:
+            raise ValueError(f"task.text of {self.kind} names {' or '.join(map(str, wanted))} columns, not {self.text}")
+        if self.fewest > self.most:
+            raise ValueError(f"task.fewest = {self.fewest} is above task.most = {self.most}: lower it")
+        return self
+
+
+Leaving = Literal["predictions", "counts", "features", "weights"]
+
+
+class LimitsConfig(Section):
+    """What a site lets out, whatever a run asks for; counts and losses of a few numbers always may."""
+
+    leave: list[Leaving] = Field(["predictions", "counts", "features", "weights"])
+    verbs: list[str] | None = None  # if given, no other Ask is answered
+    mb_per_run: float | None = Field(None, gt=0)
+    mb_per_day: float | None = Field(None, gt=0)  # a day of UTC, all runs together
+    run_files: bool = False  # whether a run may name files on this site's disk as its texts
+
+
+class PrivacyConfig(Section):
+    """Noise on the predictions that leave a site, and how much they may tell in all its runs (docs/PRIVACY.md)."""
+
+    epsilon: float = Field(gt=0)  # the budget: when it is spent the site refuses to predict
+    delta: float = Field(1e-5, gt=0, lt=1)
+    clip: float = Field(1.0, gt=0)  # the norm to which each text's logits, less their mean, are cut
+    noise_multiplier: float | None = Field(None, gt=0)  # the noise in units of 2 clip ...
+    predictions: int | None = Field(None, ge=1)  # ... or for how many predictions the budget is to last
+
+    @model_validator(mode="after")
+    def _noise_is_named(self) -> PrivacyConfig:
+        if (self.noise_multiplier is None) == (self.predictions is None):
+            raise ValueError("write either noise_multiplier, or predictions: how many the budget is to last for")
+        return self
+
+
+class SiteConfig(LearnerConfig):
+    """A site: in the run's [[sites]], or in a file of its own (site.toml) that only the site reads."""
+
+    name: str = Field(min_length=1, max_length=LONGEST_NAME, pattern=f"^{NAME}$")
+    data: SiteData | None = None
+    task: SiteTask | None = None
+    privacy: PrivacyConfig | None = None
+    state: Path | None = None
+    root_certificates: Path | None = None
+    stream: str | None = None
+    limits: LimitsConfig = LimitsConfig()
+
+
+class SiteFile(SiteConfig):
+    """site.toml: the site, and how `flower-client` reaches the coordinator. Relative paths begin at the file."""
+
+    superlink: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):\d{1,5}$")
+    private_key: Path | None = None
+    insecure: bool = False  # no TLS and no key: for a trial on one machine
+    port: int | None = Field(None, ge=1, le=65535)  # of the SuperNode's own processes, on loopback; any free one
+    health: str | None = None  # address at which the SuperNode says that it lives
+    labels: list[str] | None = None  # of the runs that this site takes part in; the check counts texts of each
+    public_hash: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")  # SHA-256 of data.public, as agreed
+
+    @model_validator(mode="after")
+    def _trust_is_settled(self) -> SiteFile:
+        given = [name for name in ("root_certificates", "private_key") if getattr(self, name) is not None]
+        if self.insecure and given:
+            raise ValueError(f"insecure = true and {given[0]} exclude each other: take one of them out")
+        if self.public_hash is not None and (self.data is None or self.data.public is None):
+            raise ValueError("public_hash is the hash of data.public, and there is none: name the file in [data]")
+        return self

@@ -1,0 +1,1 @@
+"""Texts: tasks that bring them, the parts a run cuts them into, and who gets which."""

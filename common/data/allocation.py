@@ -1,0 +1,101 @@
+"""What each party holds of a run's texts, worked out from the run's configuration alone, the same way everywhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstill.common.config import RunConfig, SiteConfig, TaskConfig
+from fedstill.common.data.partitions import partition
+from fedstill.common.data.splits import DataError, Pools, Splits, TextSet, make_splits, public_texts
+from fedstill.common.data.tasks import TASKS, Task, TaskError, load_task
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The run's task and splits, and the private rows of each site that the run deals texts to."""
+
+    task: Task
+    splits: Splits
+    shares: list[NDArray[np.int64]]
+
+
+def holdings(config: RunConfig) -> Holdings:
+    """The run's texts, dealt out."""
+    dealt = [site.model_dump(mode="json", include={"name", "data"}) for site in config.sites]
+    told = config.model_dump(mode="json", include={"seed", "task", "data"})
+    return _deal(json.dumps({**told, "sites": dealt}))
+
+
+@lru_cache(maxsize=2)
+def _deal(told: str) -> Holdings:
+    config = RunConfig.model_validate_json(told)
+    task, pools = load_task(config.task)
+    splits = make_splits(pools, config.data, config.seed)
+    dealt = [site for site in config.sites if site.data is None]
+    data = config.data
+    shares = (
+        partition(splits.private, len(dealt), data.partition, data.alpha, config.seed, data.minimum) if dealt else []
+    )
+    return Holdings(task, splits, shares)
+
+
+@dataclass(frozen=True)
+class SiteTexts:
+    """A site's view: its private texts, the public ones, and what it is tested on."""
+
+    task: Task
+    private: TextSet
+    public: TextSet
+    test: TextSet
+
+
+def site_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
+    """The texts of one site: its own files where it has some, else its share of the run's."""
+    if site.data is not None:
+        return _own_texts(config, site)
+    held = holdings(config)
+    dealt = [entry.name for entry in config.sites if entry.data is None]
+    if site.name not in dealt:
+        raise DataError(
+            f"site {site.name!r} has no data of its own and is not among the run's sites: {', '.join(dealt)}"
+        )
+    private = held.splits.private.select(held.shares[dealt.index(site.name)])
+    return SiteTexts(held.task, private, held.splits.public, held.splits.test)
+
+
+def _own_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
+    """Files on the site's disk; a tenth of the private texts is kept back as the site's own test."""
+    assert site.data is not None
+    if config.task.name == "files" and config.task.labels is None:
+        raise TaskError("a run whose sites bring their own files must list task.labels, so that all number them alike")
+    known = TASKS.get(config.task.name)
+    labels = config.task.labels or list(known.labels if known is not None else holdings(config).task.labels)
+    own = TaskConfig(
+        name="files",
+        train=site.data.private,
+        public=site.data.public,
+        text=site.data.text,
+        label=site.data.label,
+        labels=labels,
+        label_words=config.task.label_words,
+        metric=config.task.metric or (known.metric if known is not None else None),
+        coordinates=config.task.coordinates,
+    )
+    if known is not None and own.coordinates is None:
+        own = own.model_copy(update={"coordinates": [list(point) for point in known.coordinates] or None})
+    task, pools = load_task(own)
+    held_out = make_splits(Pools(pools.train), config.data.model_copy(update=_own_sizes(len(pools.train))), config.seed)
+    public = (
+        holdings(config).splits.public if pools.public is None else public_texts(pools.public, config.data, config.seed)
+    )
+    return SiteTexts(task, held_out.private, public, held_out.test)
+
+
+def _own_sizes(texts: int) -> dict[str, int]:
+    test = max(1, texts // 10)
+    return {"private": texts - test, "test": test, "public": 0, "labelled": 0}

@@ -1,0 +1,256 @@
+"""The model of sites with different tasks: an encoder and a decoder that are shared, and private parts on top (ATC)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu
+
+from fedstill.common.config import ModelConfig, SiteTask
+from fedstill.common.models.builtin import quiet
+from fedstill.common.models.loading import check_tokenizer, locate, try_loading
+from fedstill.common.models.text_model import ModelError, TextModel, pick_device
+from fedstill.common.randomness import seeded
+from fedstill.common.states import State
+
+GROUPS = ("encoder", "decoder", "mlm")  # what may travel; pooler, classifier and contrast head never do
+IGNORED = -100
+
+
+class MaskHead(nn.Module):
+    """BERT's prediction of masked tokens; its last layer is the encoder's word vectors."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+
+    def forward(self, states: Tensor, words: Tensor) -> Tensor:
+        """Logits of every token of the vocabulary."""
+        return nn.functional.linear(self.norm(gelu(self.dense(states))), words, self.bias)
+
+
+class MixedModel(TextModel):
+    """BERT2BERT, or a text-to-text model as it is. What travels by default is the encoder alone."""
+
+    def __init__(self, net: Any, tokenizer: Any, outputs: int, config: ModelConfig, device: torch.device) -> None:
+        nn.Module.__init__(self)  # TextModel's own beginning needs a task that everybody knows
+        self.tokenizer, self.max_length, self.device = tokenizer, config.max_length, device
+        self.bf16 = config.precision == "bfloat16"
+        self.family = (
+            net.config.model_type if net.config.model_type != "encoder-decoder" else net.encoder.config.model_type
+        )
+        self.writes, self.adapted = True, False
+        self.smoothing = 0.0
+        settings = net.encoder.config
+        width = settings.hidden_size
+        self.pooler = nn.Linear(width, width)
+        old = getattr(net.encoder, "pooler", None)
+        if old is not None:
+            self.pooler.load_state_dict(old.dense.state_dict())
+            net.encoder.pooler = None
+        self.net = net
+        self.mlm = MaskHead(width, net.encoder.get_input_embeddings().num_embeddings)
+        self.dropout = nn.Dropout(0.1)
+        self.classifier = nn.Linear(width, outputs) if outputs else None
+        self.contrast = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, width))
+        first = tokenizer.cls_token_id
+        self.first = [] if first is None else [first]
+        last = next(
+            i for i in (tokenizer.sep_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) if i is not None
+        )
+        self.last = [last]
+        self.mask = _mask_token(tokenizer)
+        self.to(device)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a batch that says what is wanted: `masked`, `original`, `targets`, `labels` or `spans`."""
+        inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        wanted = {name: inputs.pop(name) for name in WANTED if name in inputs}
+        ((name, answer),) = wanted.items()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            return self._loss(name, answer, inputs)
+
+    def _loss(self, name: str, answer: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        if name == "masked":
+            asked = answer != IGNORED
+            logits = self.tokens(self.states(inputs)[asked])
+            return cross_entropy(logits.float(), answer[asked], reduction="sum") / max(1, int(asked.sum()))
+        if name == "labels":
+            return cross_entropy(self.scores(inputs), answer)
+        if name == "spans":
+            both = self.span_scores(inputs)
+            return (cross_entropy(both[..., 0], answer[:, 0]) + cross_entropy(both[..., 1], answer[:, 1])) / 2
+        inputs.pop("token_type_ids", None)
+        first = self.net.prepare_decoder_input_ids_from_labels(answer)
+        output = self.net(**inputs, decoder_input_ids=first, use_cache=False)
+        smoothing = self.smoothing if name == "targets" else 0.0
+        return cross_entropy(
+            output.logits.float().flatten(0, 1), answer.flatten(), ignore_index=IGNORED, label_smoothing=smoothing
+        )
+
+    def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The encoder's last layer."""
+        found: Tensor = self.net.encoder(**inputs).last_hidden_state
+        return found
+
+    def tokens(self, states: Tensor) -> Tensor:
+        """The MLM head's logits."""
+        found: Tensor = self.mlm(states, self.net.encoder.get_input_embeddings().weight)
+        return found
+
+    def scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Logits of the classes, from the first token, or from the mean where a model begins with no such token."""
+        assert self.classifier is not None
+        states = self.states(inputs)
+        if self.first:
+            whole = states[:, 0]
+        else:
+            weights = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
+            whole = (states * weights).sum(dim=1) / weights.sum(dim=1)
+        found: Tensor = self.classifier(self.dropout(torch.tanh(self.pooler(whole))))
+        return found.float()
+
+    def span_scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """How well each token begins and ends the answer (texts x tokens x 2); padding never does."""
+        assert self.classifier is not None
+        found = self.classifier(self.dropout(self.states(inputs))).float()
+        hidden = inputs["attention_mask"].unsqueeze(-1) == 0
+        masked: Tensor = found.masked_fill(hidden, torch.finfo(torch.float32).min)
+        return masked
+
+    def represent(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """h: the decoder on synthetic tokens, looking at synthetic features, then the contrast head, mean of places."""
+        decoder = self.net.decoder.base_model
+        output = decoder(input_ids=tokens, encoder_hidden_states=features, use_cache=False).last_hidden_state
+        found: Tensor = self.contrast(output).float().mean(dim=1)
+        return found
+
+    def write(self, inputs: Mapping[str, Tensor], task: SiteTask) -> list[str]:
+        """Texts that the decoder writes by beam search."""
+        given = {name: inputs[name].to(self.device) for name in ("input_ids", "attention_mask")}
+        found = self.net.generate(
+            **given,
+            num_beams=task.beams,
+            do_sample=False,
+            length_penalty=task.length_penalty,
+            no_repeat_ngram_size=3,
+            min_new_tokens=task.fewest,
+            max_new_tokens=task.most,
+        )
+        return [str(text).strip() for text in self.tokenizer.batch_decode(found, skip_special_tokens=True)]
+
+    # --- states ---
+
+    def group(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """The tensors of groups of parameters, by their names on the wire; those that are one and the same, once."""
+        return {name: value for name, value in self._whole().items() if group_of(name) in names}
+
+    def _travelling(self) -> dict[str, Tensor]:
+        return self.group(("encoder",))
+
+    def _whole(self) -> dict[str, Tensor]:
+        return {name.removeprefix("net."): value for name, value in self.named_parameters()}
+
+    def whole_state(self, copy: bool = True) -> dict[str, Tensor]:
+        """Everything, private parts too, for the site's own checkpoint."""
+        found = {name: tensor.detach().cpu() for name, tensor in self._whole().items()}
+        return {name: tensor.clone() for name, tensor in found.items()} if copy else found
+
+    def load_whole_state(self, state: Mapping[str, Tensor] | State) -> None:
+        """Take up what `whole_state` gave."""
+        self.fill(self._whole(), state)
+
+    def save(self, folder: Path) -> None:
+        """The shared encoder (of a text-to-text model all of it) and the tokenizer, as plain transformers folders."""
+        with quiet():
+            (self.net.encoder if self.net.config.model_type == "encoder-decoder" else self.net).save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+
+WANTED = ("masked", "original", "targets", "labels", "spans")
+
+
+def group_of(name: str) -> str:
+    """The group that a parameter belongs to, by its name on the wire."""
+    part = name.split(".")[0]
+    # T5 has one embedding for both halves, and names it before either; its output layer is the decoder's.
+    return {"shared": "encoder", "lm_head": "decoder"}.get(part, part)
+
+
+def moved_by(objective: str) -> tuple[str, ...]:
+    """The groups of parameters that an objective of ASSIGN trains."""
+    return ("encoder", "mlm") if objective == "mlm" else ("encoder", "decoder")
+
+
+def _mask_token(tokenizer: Any) -> int:
+    """The mask, or T5's first sentinel, or the unknown token."""
+    sentinel = tokenizer.get_vocab().get("<extra_id_0>")
+    found = [token for token in (tokenizer.mask_token_id, sentinel, tokenizer.unk_token_id) if token is not None]
+    if not found:
+        raise ModelError("the tokenizer has neither a mask nor an unknown token; use another model")
+    return int(found[0])
+
+
+def load_mixed(config: ModelConfig, outputs: int, seed: int) -> MixedModel:
+    """BERT2BERT from the encoder that the configuration names, or its text-to-text model; new parts from the seed."""
+    if config.lora is not None:
+        raise ModelError(f"model {config.name}: a run with task mixed trains whole models; take lora out")
+    device = pick_device(config.device)
+    source, changes, local = locate(config.name)
+    from transformers import AutoConfig, AutoTokenizer
+
+    offline = {"local_files_only": local}
+    with quiet(), seeded(seed):
+        settings = try_loading(config.name, "configuration", AutoConfig.from_pretrained, source, **offline)
+        for key, value in changes.items():
+            setattr(settings, key, value)
+        tokenizer = try_loading(config.name, "tokenizer", AutoTokenizer.from_pretrained, source, **offline)
+        load = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True, **offline}
+        net = _text_to_text(config.name, source, settings, load)
+        check_tokenizer(config.name, tokenizer, net.encoder, config.max_length)
+        tokenizer.truncation_side = "right" if config.keep == "start" else "left"
+        model = MixedModel(net, tokenizer, outputs, config, device)
+        _set_ends(net, model)
+    return model
+
+
+def _text_to_text(name: str, source: str, settings: Any, load: dict[str, Any]) -> Any:
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, EncoderDecoderModel
+
+    if settings.is_encoder_decoder:
+        net, report = try_loading(
+            name, "weights", AutoModelForSeq2SeqLM.from_pretrained, source, config=settings, **load
+        )
+        _check_complete(name, report)
+        return net
+    writing = copy.deepcopy(settings)
+    writing.is_decoder = writing.add_cross_attention = True
+    encoder, report = try_loading(name, "weights", AutoModel.from_pretrained, source, config=settings, **load)
+    _check_complete(name, report)
+    try:
+        found: Any = AutoModelForCausalLM.from_pretrained(source, config=writing, **load)
+        return EncoderDecoderModel(encoder=encoder, decoder=found[0])
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"model {name} ({settings.model_type}) cannot be a decoder; use a BERT-like or a T5-like model ({error})"
+        ) from error
+
+
+def _check_complete(name: str, report: dict[str, Any]) -> None:
+    wrong = [key for key in report["missing_keys"] if "pooler" not in key] + list(report["mismatched_keys"])
+    if wrong:
+        raise ModelError(f"model {name}: {len(wrong)} weights are absent or of another size, such as {wrong[0]}")
+
+
+def _set_ends(net: Any, model: MixedModel) -> None:
+    """Which token begins and which ends a written text."""
+    if net.config.model_type == "encoder-decoder":
+        for settings in (net.config, net.generation_config):
+            settings.decoder_start_token_id = (model.first or model.last)[0]
+            settings.pad_token_id, settings.eos_token_id = model.tokenizer.pad_token_id, model.last[0]

@@ -1,0 +1,30 @@
+"""Texts as vectors of a pretrained model: the mean of its last hidden states over a text's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedstill.common.data.splits import Text
+from fedstill.common.models.text_model import TextModel
+
+BATCH = 64
+
+
+def text_features(model: TextModel, texts: Sequence[Text]) -> NDArray[np.float32]:
+    """One row a text, in their order; the model's head has no part in it."""
+    encoded, found = model.encode(texts), []
+    order = np.argsort(encoded.lengths(), kind="stable")
+    model.eval()
+    with torch.inference_mode():
+        for start in range(0, len(texts), BATCH):
+            batch = encoded.batch(order[start : start + BATCH])
+            last = model.with_states(batch)[1][-1]
+            mask = batch["attention_mask"].to(last).unsqueeze(-1)
+            found.append(((last * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
+    rows = np.empty((len(texts), found[0].shape[1] if found else 0), np.float32)
+    rows[order] = np.concatenate(found) if found else rows
+    return rows

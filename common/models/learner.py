@@ -1,0 +1,263 @@
+"""A model at work: training, prediction, and a state to put away and take up again. Knows nothing of Flower."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedstill.common.config import LearnerConfig, TrainConfig
+from fedstill.common.models.text_model import TextModel
+from fedstill.common.models.tokens import Encoded
+from fedstill.common.randomness import derive, seeded
+from fedstill.common.states import State
+from fedstill.common.wire import Arrays
+
+Rows = NDArray[np.int64]
+
+
+class Batches(Protocol):
+    """Texts that can be had batch by batch."""
+
+    def __len__(self) -> int: ...
+    def batch(self, rows: Rows) -> dict[str, Tensor]: ...
+
+
+Purpose = Literal["local", "distil", "assign"]
+
+
+@dataclass(frozen=True)
+class Practice:
+    """How a call trains: which optimizer it finds, and how the rate falls while it runs.
+
+    `decay` (a, b) takes the rate linearly from (1 - a) to (1 - b) of its full value over the call; None keeps it.
+    """
+
+    optimizer: Literal["adamw", "adafactor", "sgd"] = "adamw"
+    fresh: bool = False
+    decay: tuple[float, float] | None = None
+
+
+class Learner:
+    """One model, its optimizers and its randomness."""
+
+    def __init__(self, name: str, model: TextModel, settings: LearnerConfig, train: TrainConfig, seed: int) -> None:
+        self.name, self.model, self.seed = name, model, seed
+        self.batch_size = settings.batch_size or train.batch_size
+        local = settings.learning_rate or train.learning_rate
+        self.rates: dict[Purpose, float] = {
+            "local": local, "distil": settings.distill_rate or local, "assign": local
+        }  # fmt: skip
+        self.weight_decay, self.clip, self.warmup = train.weight_decay, train.clip, train.warmup
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.compute_seconds = 0.0
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._kept: dict[str, Arrays] = {}  # optimizer states read from a checkpoint, until their optimizer is made
+
+    @contextmanager
+    def at(self, *place: object) -> Iterator[None]:
+        """Draw from the seed of this place in the run, and count the time spent computing."""
+        began = time.perf_counter()
+        with seeded(derive(self.seed, self.name, *place)):
+            try:
+                yield
+            finally:
+                self.compute_seconds += time.perf_counter() - began
+
+    def fit(
+        self,
+        texts: Batches,
+        rows: Rows,
+        loss: Callable[[Tensor, Rows], Tensor],
+        epochs: int,
+        purpose: Purpose,
+        practice: Practice,
+        shuffle: bool = True,
+        steps: int | None = None,
+    ) -> list[float]:
+        """Epochs over `rows` of `texts`; `loss` gets logits and the positions in `rows`. Mean loss of each epoch.
+
+        With `steps`, as many epochs as these take, the last one cut short.
+        """
+        optimizer = self.optimizer(purpose, practice)
+        starts = range(0, len(rows), self.batch_size)
+        total, done, means = max(1, epochs * len(starts)), 0, []
+        if steps is not None:
+            total, epochs = steps, -(-steps // len(starts)) if starts else 1
+        self.model.train()
+        for _ in range(epochs):
+            order = torch.randperm(len(rows)).numpy() if shuffle else np.arange(len(rows))
+            summed, seen = torch.zeros((), device=self.model.device), 0
+            for start in starts[: total - done]:
+                places = order[start : start + self.batch_size]
+                self.set_rate(optimizer, purpose, practice, done / total)
+                value = loss(self.model(texts.batch(rows[places])), places)
+                self.step(optimizer, value)
+                summed += value.detach() * len(places)
+                seen += len(places)
+                done += 1
+            means.append(float(summed) / max(1, seen))
+        return means
+
+    def logits(self, texts: Encoded, rows: Rows, dropout: bool = False) -> Tensor:
+        """Logits of `rows` with their graph, as one batch."""
+        self.model.train(dropout)
+        found: Tensor = self.model(texts.batch(rows))
+        return found
+
+    def predict(self, texts: Encoded, rows: Rows, dropout: bool = False) -> NDArray[np.float32]:
+        """Logits of `rows`, in larger batches of similar length, in the order of `rows`."""
+        self.model.train(dropout)
+        order = np.argsort(texts.lengths()[rows], kind="stable")
+        found: NDArray[np.float32] | None = None
+        with torch.inference_mode():
+            for start in range(0, len(rows), 4 * self.batch_size):
+                places = order[start : start + 4 * self.batch_size]
+                part = self.model(texts.batch(rows[places])).cpu().numpy()
+                if found is None:
+                    found = np.empty((len(rows), part.shape[1]), np.float32)
+                found[places] = part
+        return np.empty((0, len(self.model.task.labels)), np.float32) if found is None else found
+
+    def step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        """One optimizer step down `loss`."""
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        optimizer.step()
+
+    def one_step(self, loss: Tensor, purpose: Purpose, practice: Practice) -> None:
+        """One step outside `fit`, for methods that go batch by batch."""
+        optimizer = self.optimizer(purpose, practice)
+        self.set_rate(optimizer, purpose, practice, 0.0)
+        self.step(optimizer, loss)
+
+    def descend(
+        self, losses: Callable[[], Iterable[Tensor]], steps: int, purpose: Purpose, practice: Practice
+    ) -> list[float]:
+        """Steps down a sum of losses whose graphs live one at a time; the sum before each step."""
+        optimizer, sums = self.optimizer(purpose, practice), []
+        for done in range(steps):
+            self.set_rate(optimizer, purpose, practice, done / steps)
+            optimizer.zero_grad(set_to_none=True)
+            total = 0.0
+            for loss in losses():
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
+            optimizer.step()
+            sums.append(total)
+        return sums
+
+    def optimizer(self, purpose: Purpose, practice: Practice) -> torch.optim.Optimizer:
+        """The optimizer of this purpose: a new one if the practice says fresh, else the one that lives on."""
+        key = f"{purpose}-{practice.optimizer}"
+        if practice.fresh:
+            return self._make(purpose, practice)
+        if key not in self._optimizers:
+            self._optimizers[key] = self._make(purpose, practice)
+            if key in self._kept:
+                self._fill(self._optimizers[key], self._kept.pop(key))
+        return self._optimizers[key]
+
+    def _make(self, purpose: Purpose, practice: Practice) -> torch.optim.Optimizer:
+        rate = self.rates[purpose]
+        if practice.optimizer == "sgd":
+            return torch.optim.SGD(self.parameters, lr=rate, weight_decay=self.weight_decay)
+        if practice.optimizer == "adafactor":  # with a rate of its own, neither relative nor scaled by the weights
+            from transformers.optimization import Adafactor
+
+            fixed = {"scale_parameter": False, "relative_step": False, "weight_decay": self.weight_decay}
+            made: torch.optim.Optimizer = Adafactor(self.parameters, lr=rate, **fixed)  # type: ignore[no-untyped-call]
+            return made
+        return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay, fused=True)
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, purpose: Purpose, practice: Practice, share: float) -> None:
+        """Give the optimizer the rate that it has when `share` of a call is done."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate(purpose, practice, share)
+
+    def rate(self, purpose: Purpose, practice: Practice, share: float = 0.0) -> float:
+        """The rate when `share` of a call is done: it rises over the warm-up, then falls to zero, or stays."""
+        if practice.decay is None:
+            return self.rates[purpose]
+        start, end = practice.decay
+        at = start + share * (end - start)
+        return self.rates[purpose] * (at / self.warmup if at < self.warmup else (1.0 - at) / (1.0 - self.warmup))
+
+    # --- states ---
+
+    def weights(self, copy: bool = True) -> Arrays:
+        """What travels of the model, as arrays: copies, or views that change when the model does."""
+        return {name: tensor.numpy() for name, tensor in self.model.trainable_state(copy).items()}
+
+    def load_weights(self, arrays: State) -> None:
+        """Take over weights that fit, by name and shape."""
+        self.model.load_trainable_state(arrays)
+
+    def frozen_sum(self) -> str:
+        """A checksum of what adapters leave untouched: it does not travel, so it must be the same everywhere."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.frozen_state().items()):
+            digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def whole(self, copy: bool = True) -> Arrays:
+        """The whole model, private parts too, as copies or views; it does not travel."""
+        return {name: tensor.numpy() for name, tensor in self.model.whole_state(copy).items()}
+
+    def load_whole(self, arrays: State) -> None:
+        """Be the model that `whole` gave."""
+        self.model.load_whole_state(arrays)
+
+    def state(self, copy: bool = True) -> Arrays:
+        """The whole model and living optimizers, for a checkpoint; weights are copies or views."""
+        arrays = {f"model/{name}": value for name, value in self.whole(copy).items()}
+        for key, optimizer in self._optimizers.items():
+            for index, entry in optimizer.state_dict()["state"].items():
+                for name, value in entry.items():
+                    arrays[f"optimizer/{key}/{index}/{name}"] = np.array(torch.as_tensor(value).cpu())
+        for key, kept in self._kept.items():
+            arrays.update({f"optimizer/{key}/{name}": value for name, value in kept.items()})
+        return arrays
+
+    def load_state(self, arrays: Arrays) -> None:
+        """Take up a checkpoint that `state` made."""
+        self.load_whole({name[6:]: value for name, value in arrays.items() if name.startswith("model/")})
+        self._optimizers, self._kept = {}, {}
+        for name, value in arrays.items():
+            if name.startswith("optimizer/"):
+                _, key, rest = name.split("/", 2)
+                self._kept.setdefault(key, {})[rest] = value
+
+    def _fill(self, optimizer: torch.optim.Optimizer, arrays: Arrays) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in arrays.items():
+            index, entry = name.split("/")
+            state.setdefault(int(index), {})[entry] = torch.from_numpy(np.array(value))
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def together(learners: Sequence[Learner], purpose: Purpose, practice: Practice, total: int) -> Callable[[Tensor], None]:
+    """Takes a step of every learner down a loss that they share, the rates falling over `total` steps as in `fit`."""
+    optimizers, done = [learner.optimizer(purpose, practice) for learner in learners], 0
+
+    def step(loss: Tensor) -> None:
+        nonlocal done
+        for learner, optimizer in zip(learners, optimizers, strict=True):
+            learner.set_rate(optimizer, purpose, practice, done / max(1, total))
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            optimizer.step()
+        done += 1
+
+    return step

@@ -1,0 +1,166 @@
+"""Models by name: built-in, from the hub, or from a folder, each with a head for the task."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fedstill.common.data.tasks import Task, hub_reachable
+from fedstill.common.models.builtin import BUILTINS, builtin_folder, quiet
+from fedstill.common.models.text_model import ModelError, TextModel, pick_device
+from fedstill.common.randomness import seeded
+
+if TYPE_CHECKING:
+    from fedstill.common.config import LoraConfig, ModelConfig
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
+    """The model that the configuration names, with a head for the task; new weights are drawn from the seed."""
+    device = pick_device(config.device)
+    source, changes, local = locate(config.name)
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    offline = {"local_files_only": local}
+    names = {"id2label": dict(enumerate(task.labels)), "label2id": {n: i for i, n in enumerate(task.labels)}}
+    with quiet(), seeded(seed):
+        settings = try_loading(config.name, "configuration", AutoConfig.from_pretrained, source, **offline)
+        _check_label_order(config.name, settings, task)
+        for key, value in (changes | names).items():
+            setattr(settings, key, value)
+        tokenizer = try_loading(config.name, "tokenizer", AutoTokenizer.from_pretrained, source, **offline)
+        kind = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForSequenceClassification
+        net, report = try_loading(
+            config.name,
+            "weights",
+            kind.from_pretrained,
+            source,
+            config=settings,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **offline,
+        )
+        _check_weights(config.name, net, report)
+        check_tokenizer(config.name, tokenizer, net, config.max_length)
+        tokenizer.truncation_side = "right" if config.keep == "start" else "left"
+        if config.lora is not None:
+            net = _with_lora(net, config.lora, config.name)
+    auto = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    bf16 = config.precision == "bfloat16" or (config.precision == "auto" and auto)
+    return TextModel(net, tokenizer, task, config.max_length, device, bf16)
+
+
+def locate(name: str) -> tuple[str, dict[str, Any], bool]:
+    """Where to load from, what to change of the configuration, and whether the network must be left alone."""
+    if name in BUILTINS:
+        try:
+            folder, changes = builtin_folder(name)
+        except OSError as error:
+            raise ModelError(
+                f"built-in model {name}: {error}; FEDSTILL_CACHE names a folder it may write to"
+            ) from error
+        return str(folder), changes, True
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"model folder {folder}: there is no config.json in it; give a folder of save_pretrained")
+        if not any((folder / weights).is_file() for weights in WEIGHTS):
+            raise ModelError(
+                f"model folder {folder}: there is no model.safetensors in it; other formats can run code and are "
+                "refused: save it again with save_pretrained"
+            )
+        return str(folder), {}, True
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"model folder {folder}: is not there; check the path")
+    near = difflib.get_close_matches(name, BUILTINS, n=1)
+    if near and "/" not in name:
+        raise ModelError(f"model {name!r} is not known; did you mean {near[0]!r}? (`fedstill models` lists them)")
+    return name, {}, not hub_reachable()
+
+
+def try_loading(name: str, what: str, load: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return load(*args, **kwargs)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        if Path(name).expanduser().is_dir():
+            cure = f"the folder {name} needs the {what} as save_pretrained writes it"
+        elif kwargs.get("local_files_only"):
+            cure = (
+                "the hub cannot be reached and this name is not in the local cache: use a built-in model "
+                "(`fedstill models` lists them), or copy the model here and give its folder"
+            )
+        else:
+            cure = "check the name on the hub, or give the folder of a model"
+        raise ModelError(f"model {name}: its {what} cannot be loaded; {cure} ({reason})") from error
+
+
+def _check_label_order(name: str, settings: Any, task: Task) -> None:
+    there = [str(label) for _, label in sorted((settings.id2label or {}).items())]
+    if sorted(there) == sorted(task.labels) and there != list(task.labels):
+        raise ModelError(f"model {name} orders its labels {there}, the task {list(task.labels)}; change task.labels")
+
+
+def _check_weights(name: str, net: Any, report: dict[str, Any]) -> None:
+    """Only the head may be new. A pooler belongs to it: models trained on words alone have none."""
+    body = net.base_model_prefix + "."
+    wrong = [key for key in report["missing_keys"] if key.startswith(body) and "pooler" not in key]
+    wrong += [key[0] for key in report["mismatched_keys"] if key[0].startswith(body)]
+    if net.config.is_encoder_decoder:
+        wrong = sorted([*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])])
+    if wrong:
+        raise ModelError(f"model {name}: {len(wrong)} weights are absent or of another size, such as {wrong[0]}")
+
+
+def check_tokenizer(name: str, tokenizer: Any, net: Any, max_length: int) -> None:
+    # Where the files are absent the library makes a tokenizer of special tokens alone and says nothing.
+    if not tokenizer.is_fast or len(tokenizer) <= len(tokenizer.all_special_ids) + 1:
+        raise ModelError(f"model {name}: it has no fast tokenizer; put its tokenizer.json into the folder")
+    size = net.get_input_embeddings().num_embeddings
+    if len(tokenizer) > size:
+        raise ModelError(
+            f"model {name}: its tokenizer has {len(tokenizer)} tokens, the model {size}; they do not belong together"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+        net.config.pad_token_id = tokenizer.pad_token_id
+    positions = getattr(net.config, "max_position_embeddings", None) or -1
+    if net.config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        positions -= net.config.pad_token_id + 1  # these count positions from behind the padding number
+    if 0 < positions < max_length:
+        raise ModelError(f"model {name} takes texts of at most {positions} tokens; set max_length to that or lower")
+
+
+def _with_lora(net: Any, lora: LoraConfig, name: str) -> Any:
+    import peft
+
+    body = net.base_model_prefix
+    head = [part for part, child in net.named_children() if part != body and any(True for _ in child.parameters())]
+    writes = net.config.is_encoder_decoder
+    known = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    targets: Any = lora.targets or known.get(net.config.model_type) or "all-linear"
+    settings = peft.LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        exclude_modules=None if writes else [part for part in _linear_names(net) if part.split(".")[0] in head],
+        modules_to_save=None if writes else head,
+        task_type="SEQ_2_SEQ_LM" if writes else "SEQ_CLS",
+    )
+    try:
+        return peft.get_peft_model(net, settings)
+    except ValueError as error:
+        inside = sorted({part.rsplit(".", 1)[-1] for part in _linear_names(net)})
+        raise ModelError(f"model {name}: lora.targets = {targets} fits no layer; linear layers: {inside}") from error
+
+
+def _linear_names(net: nn.Module) -> list[str]:
+    return [part for part, child in net.named_modules() if isinstance(child, nn.Linear)]

@@ -1,0 +1,240 @@
+"""A classifier of texts with its own tokenizer: one interface for encoders and text-to-text models."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedstill.common.data.splits import Text
+from fedstill.common.data.tasks import Task
+from fedstill.common.models.builtin import quiet
+from fedstill.common.models.tokens import Encoded, encode
+from fedstill.common.states import State, differences, shapes_of
+
+
+class ModelError(ValueError):
+    """A model that cannot be loaded or used; the text says what to do."""
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device of that name; `auto` is the first CUDA device, or the CPU where there is none."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(
+            f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices; use auto or cpu"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ModelError("device 'mps' is not there on this machine; use auto or cpu")
+    return device
+
+
+class TextModel(nn.Module):
+    """A classifier of texts with its own tokenizer: `encode` once, then `forward` batch by batch."""
+
+    def __init__(self, net: Any, tokenizer: Any, task: Task, max_length: int, device: torch.device, bf16: bool) -> None:
+        super().__init__()
+        self.net = net.to(device)
+        self.tokenizer = tokenizer
+        self.task = task
+        self.max_length = max_length
+        self.device = device
+        self.bf16 = bf16
+        self.family: str = net.config.model_type
+        self.writes: bool = bool(net.config.is_encoder_decoder)
+        self.adapted: bool = hasattr(net, "peft_config")
+        if self.writes:
+            self._words = _label_tokens(tokenizer, task).to(device)
+
+    def encode(self, texts: Sequence[Text]) -> Encoded:
+        """Token numbers of the texts, for `Encoded.batch`."""
+        return encode(self.tokenizer, texts, self.max_length)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Logits (texts x classes) in float32."""
+        inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            logits = self._write(inputs) if self.writes else self.net(**inputs).logits
+        found: Tensor = logits.float()
+        return found
+
+    def with_states(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Logits, and the encoder's hidden states (texts x tokens x width) from the embeddings to the last layer."""
+        inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            if self.writes:
+                encoded = self._base().get_encoder()(**inputs, output_hidden_states=True)
+                logits, states = self._write(inputs, encoded.last_hidden_state), encoded.hidden_states
+            else:
+                output = self.net(**inputs, output_hidden_states=True)
+                logits, states = output.logits, output.hidden_states
+        return logits.float(), tuple(state.float() for state in states)
+
+    # --- texts as points in embedding space ---
+
+    def check_takes_embeddings(self) -> None:
+        """Refuse a model that cannot start from embeddings."""
+        base = self._base()
+        entry = base.get_encoder().forward if self.writes else base.forward
+        if "inputs_embeds" not in inspect.signature(entry).parameters:
+            raise ModelError(
+                f"a {self.family} model takes no inputs_embeds, so it cannot read pseudo texts in embedding space; "
+                "use a model whose forward has inputs_embeds, such as BERT, RoBERTa or T5"
+            )
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The word embeddings; what the model adds to them (positions, norms) is not part of it."""
+        found: nn.Embedding = self._base().get_input_embeddings()
+        return found
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows of the word embeddings, as the model itself would look them up."""
+        found: Tensor = self.embedding(tokens.to(self.device))
+        return found
+
+    @contextmanager
+    def frozen_embeddings(self) -> Iterator[None]:
+        """No gradient reaches the word embeddings inside, nor an output layer that is tied to them."""
+        weight = self.embedding.weight
+        before = weight.requires_grad
+        weight.requires_grad_(False)
+        weight.grad = None
+        try:
+            yield
+        finally:
+            weight.requires_grad_(before)
+
+    def from_embeddings(self, theta: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """What the model says of pseudo texts (texts x tokens x width) wherever it has to answer, and what is right.
+
+        A classifier answers once a text: logits over classes, and the class. A text-to-text model answers at every
+        token of the label's word, with the tokens before it given: logits over the vocabulary, and the token.
+        """
+        mask = torch.ones(theta.shape[:2], dtype=torch.long, device=self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            if not self.writes:
+                logits = self.net(inputs_embeds=theta, attention_mask=mask).logits
+                return logits.float(), labels
+            base, targets = self._base(), self._words[labels]
+            states = base.get_encoder()(inputs_embeds=theta, attention_mask=mask).last_hidden_state
+            output = self.net(
+                encoder_outputs=(states,),
+                attention_mask=mask,
+                decoder_input_ids=base.prepare_decoder_input_ids_from_labels(targets),
+                use_cache=False,
+            )
+        there = targets >= 0
+        return output.logits.float()[there], targets[there]
+
+    def _base(self) -> Any:
+        return self.net.get_base_model() if self.adapted else self.net
+
+    def _write(self, inputs: dict[str, Tensor], states: Tensor | None = None) -> Tensor:
+        """Class c scores the log-probability that the decoder writes label word c, its end included.
+
+        Less the mean over classes: a word's log-probability is far below zero for all of them, and averaged with
+        the logits of classifiers that offset would weigh more than what the model says.
+        """
+        texts, classes = len(inputs["input_ids"]), len(self._words)
+        base = self._base()
+        if states is None:
+            states = base.get_encoder()(**inputs).last_hidden_state
+        targets = self._words.repeat(texts, 1)
+        output = self.net(
+            encoder_outputs=(states.repeat_interleave(classes, dim=0),),
+            attention_mask=inputs["attention_mask"].repeat_interleave(classes, dim=0),
+            decoder_input_ids=base.prepare_decoder_input_ids_from_labels(targets),
+            use_cache=False,
+        )
+        said = output.logits.float().log_softmax(dim=-1)
+        # Padded places hold -100; they read token 0 and are then left out of the sum.
+        tokens = said.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        scores: Tensor = tokens.masked_fill(targets < 0, 0.0).sum(dim=-1)
+        scores = scores.view(texts, classes)
+        return scores - scores.mean(dim=-1, keepdim=True)
+
+    def trainable_state(self, copy: bool = True) -> dict[str, Tensor]:
+        """What travels: parameters and buffers, or adapters and head alone with LoRA; copies, or the tensors."""
+        found = {name: tensor.detach().cpu() for name, tensor in self._travelling().items()}
+        return {name: tensor.clone() for name, tensor in found.items()} if copy else found
+
+    def load_trainable_state(self, state: Mapping[str, Tensor] | State) -> None:
+        """Take over a state of exactly these names and shapes, array by array."""
+        self.fill(self._travelling(), state)
+
+    def whole_state(self, copy: bool = True) -> dict[str, Tensor]:
+        """What a checkpoint keeps: here, what travels."""
+        return self.trainable_state(copy)
+
+    def load_whole_state(self, state: Mapping[str, Tensor] | State) -> None:
+        """Take up what `whole_state` gave."""
+        self.load_trainable_state(state)
+
+    def fill(self, own: Mapping[str, Tensor], state: Mapping[str, Tensor] | State) -> None:
+        """Copy a state of exactly these names and shapes into tensors of this model."""
+        wrong = differences(shapes_of(state), shapes_of(own))
+        if wrong:
+            shown = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
+            raise ModelError(
+                f"this state does not fit a {self.family} model: {shown}; use the same model on both sides"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                value = state[name]
+                tensor.copy_(value if isinstance(value, Tensor) else torch.from_numpy(np.array(value)))
+
+    def trainable_parameters(self) -> dict[str, Tensor]:
+        """The parameters among what travels, by the names they travel under."""
+        return {name: tensor for name, tensor in self._travelling().items() if tensor.requires_grad}
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """What does not travel under adapters: it must be the same on both sides. Empty without LoRA."""
+        if not self.adapted:
+            return {}
+        frozen = {name: value.detach().cpu() for name, value in self.net.named_parameters() if not value.requires_grad}
+        # the head that peft put aside for the trained one is never used
+        return {name: value for name, value in frozen.items() if ".original_module." not in name}
+
+    def _travelling(self) -> dict[str, Tensor]:
+        if self.adapted:
+            return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
+        found: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, tensor in self.net.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:  # tied weights, such as T5's three names of one embedding, travel once
+                seen.add(id(tensor))
+                found[name] = tensor
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer as plain transformers folders; adapters are merged into the weights first."""
+        net = copy.deepcopy(self.net).merge_and_unload() if self.adapted else self.net
+        with quiet():
+            net.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+
+def _label_tokens(tokenizer: Any, task: Task) -> Tensor:
+    """Tokens of each label word with the end of sequence, padded with -100."""
+    rows: list[list[int]] = [tokenizer(text_target=word).input_ids for word in task.label_words]
+    if len({tuple(row) for row in rows}) < len(rows):
+        raise ModelError(
+            f"the tokenizer cannot tell the label words {list(task.label_words)} apart; change task.label_words"
+        )
+    padded = torch.full((len(rows), max(map(len, rows))), -100)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = torch.tensor(row)
+    return padded

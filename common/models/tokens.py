@@ -1,0 +1,80 @@
+"""Texts turned into token numbers once, kept small, and padded batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedstill.common.data.splits import Text
+
+CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token numbers of all texts end to end; text i is `columns[name][starts[i]:starts[i + 1]]`."""
+
+    columns: dict[str, NDArray[np.int32]]
+    starts: NDArray[np.int64]
+    padding: dict[str, int]
+    left: bool
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def lengths(self) -> NDArray[np.int64]:
+        """The number of tokens of every text."""
+        return np.diff(self.starts)
+
+    def followed_by(self, second: Encoded) -> Encoded:
+        """Two sets of one tokenizer as one, the second behind the first."""
+        columns = {name: np.concatenate([values, second.columns[name]]) for name, values in self.columns.items()}
+        return replace(self, columns=columns, starts=np.concatenate([self.starts, self.starts[-1] + second.starts[1:]]))
+
+    def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
+        """The rows as tensors, padded to the longest of them on the side that the model wants."""
+        rows = np.asarray(rows, dtype=np.int64)
+        lengths = self.lengths()[rows]
+        longest = int(lengths.max(initial=1))
+        column = np.arange(longest)
+        offset = (longest - lengths)[:, None] if self.left else np.zeros((len(rows), 1), np.int64)
+        mask = (column >= offset) & (column < offset + lengths[:, None])
+        place = (self.starts[rows][:, None] + column - offset)[mask]
+        found = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
+        for name, values in self.columns.items():
+            padded = np.full(mask.shape, self.padding[name], np.int64)
+            padded[mask] = values[place]
+            found[name] = torch.from_numpy(padded)
+        return found
+
+
+def encode(tokenizer: Any, texts: Sequence[Text], max_length: int) -> Encoded:
+    """Tokenise every text, cut to `max_length`; a text without any token becomes one padding token that counts."""
+    names = [name for name in ("input_ids", "token_type_ids") if name in tokenizer.model_input_names]
+    spare = next((i for i in (tokenizer.unk_token_id, tokenizer.pad_token_id) if i is not None), 0)
+    columns: dict[str, list[NDArray[np.int32]]] = {name: [] for name in names}
+    lengths: list[int] = []
+    for start in range(0, len(texts), CHUNK):
+        chunk = texts[start : start + CHUNK]
+        firsts = [text if isinstance(text, str) else text[0] for text in chunk]
+        pairs = [text[1] for text in chunk if not isinstance(text, str)]
+        if pairs and len(pairs) < len(chunk):
+            raise ValueError("single texts and pairs are mixed in one set; give every text one part, or two")
+        rows = tokenizer(firsts, pairs or None, truncation=True, max_length=max_length, padding=False, verbose=False)
+        for name in names:
+            empty = [spare] if name == "input_ids" else [0]
+            columns[name] += [np.array(row or empty, np.int32) for row in rows[name]]
+        lengths += [max(len(row), 1) for row in rows["input_ids"]]
+    padding = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": tokenizer.pad_token_type_id}
+    return Encoded(
+        {name: np.concatenate([np.empty(0, np.int32), *parts]) for name, parts in columns.items()},
+        np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64),
+        {name: padding[name] for name in names},
+        tokenizer.padding_side == "left",
+    )

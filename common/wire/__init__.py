@@ -1,0 +1,44 @@
+"""What server and sites say to each other, how it is checked, and how it is packed.
+
+`messages` has Ask and Reply, `checks` what a usable Reply looks like, `encoding` and `compression` the bytes, `frames`
+the stream, `flower_records` plain Flower messages, `spool` large bodies on disk.
+"""
+
+from fedstill.common.states import Arrays
+from fedstill.common.wire.checks import (
+    all_of,
+    check_metrics,
+    check_reply,
+    class_counts,
+    predictions,
+    same_shapes,
+    shaped,
+)
+from fedstill.common.wire.encoding import Facts, chunks, decode, describe, encode, size_of
+from fedstill.common.wire.errors import WireError
+from fedstill.common.wire.flower_records import from_records, to_records
+from fedstill.common.wire.messages import Ask, Failure, Reply, items
+
+__all__ = [
+    "Arrays",
+    "Ask",
+    "Facts",
+    "Failure",
+    "Reply",
+    "WireError",
+    "all_of",
+    "check_metrics",
+    "check_reply",
+    "chunks",
+    "class_counts",
+    "decode",
+    "describe",
+    "encode",
+    "from_records",
+    "items",
+    "predictions",
+    "same_shapes",
+    "shaped",
+    "size_of",
+    "to_records",
+]

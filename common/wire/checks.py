@@ -1,0 +1,128 @@
+"""What a usable Reply looks like: checks that the server runs before a method sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedstill.common.states import State, blocks_of, differences, kinds_of, shapes_of
+from fedstill.common.wire.encoding import Facts
+from fedstill.common.wire.errors import WireError
+from fedstill.common.wire.messages import Ask, Reply, items
+
+LARGEST = 1e6  # a logit beyond it is no model's: its mean with others' would be its own
+
+
+def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
+    """The check of an Ask for predictions: these rows, in this order, `classes` finite numbers each."""
+    asked = items(rows)
+
+    def check(reply: Reply) -> None:
+        logits, said = reply.arrays.get("logits"), reply.arrays.get("items")
+        if logits is None or said is None:
+            raise WireError("predictions without `items` or `logits`")
+        if not np.array_equal(said, asked):
+            raise WireError(f"predictions for other items than asked, or in another order; asked: {_few(rows)}")
+        if logits.shape != (len(rows), classes):
+            raise WireError(f"predictions of shape {logits.shape} instead of {(len(rows), classes)}")
+        if logits.dtype.kind != "f" or (logits.size and np.abs(logits).max() > LARGEST):
+            raise WireError(f"predictions must be fractions between -{LARGEST:,.0f} and {LARGEST:,.0f}")
+
+    return check
+
+
+def same_shapes(like: State) -> Callable[[Reply], None]:
+    """The check of an Ask for a model state: the same names and shapes as `like`, fractions where it has fractions."""
+    shapes, kinds = shapes_of(like), kinds_of(like)
+
+    def check(reply: Reply) -> None:
+        wrong = differences(shapes_of(reply.arrays), shapes)
+        if wrong:
+            raise WireError(f"{len(wrong)} arrays differ from the central model's: " + "; ".join(wrong[:8]))
+        found = kinds_of(reply.arrays)
+        other = [name for name, kind in kinds.items() if found.get(name, kind) != kind]
+        if other:
+            raise WireError(
+                f"array {other[0]!r} has whole numbers where fractions are wanted, or fractions for whole ones"
+            )
+
+    return check
+
+
+def class_counts(classes: int, name: str = "counts") -> Callable[[Reply], None]:
+    """The check of an Ask for class counts: a whole number for each class, the sum being the site's texts."""
+
+    def check(reply: Reply) -> None:
+        counts = reply.arrays.get(name)
+        if counts is None or counts.shape != (classes,) or counts.dtype.kind != "i" or counts.min() < 0:
+            raise WireError(f"class counts must be {classes} whole numbers from 0 up, got {counts}")
+        if counts.sum() != reply.metrics.get("texts"):
+            raise WireError(f"class counts {counts} do not add up to the site's {reply.metrics.get('texts')} texts")
+
+    return check
+
+
+def all_of(*checks: Callable[[Reply], None]) -> Callable[[Reply], None]:
+    """Every one of these checks, in order."""
+
+    def check(reply: Reply) -> None:
+        for one in checks:
+            one(reply)
+
+    return check
+
+
+def shaped(shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Reply], None]:
+    """The check of an Ask for arrays of these names and shapes, and no others."""
+
+    def check(reply: Reply) -> None:
+        found = {name: value.shape for name, value in reply.arrays.items()}
+        if found != {name: tuple(shape) for name, shape in shapes.items()}:
+            raise WireError(f"arrays {found} instead of {dict(shapes)}")
+
+    return check
+
+
+def check_reply(ask: Ask, reply: Reply) -> None:
+    """Refuse a Reply with numbers that are not finite, or that is not what the Ask wanted."""
+    for name in reply.arrays:
+        if not all(np.isfinite(block).all() for block in blocks_of(reply.arrays, name)):
+            raise WireError(f"array {name!r} has NaN or infinite values")
+    if ask.check is not None:
+        ask.check(reply)
+
+
+_WITH_LOSS = {"parameters", "ditto", "balanced", "mutual", "corrupted", "contrast"}
+_SHOWN = {"epsilon", "delta", "left", "noise_multiplier", "clip", "predictions"}
+
+
+def check_metrics(verb: str, reply: Reply, greeting: Facts) -> None:
+    """Refuse metrics that a method could not calculate with: a site may change neither its size nor the form."""
+    metrics, kind = reply.metrics, verb.partition(".")
+    if not _finite(metrics):
+        raise WireError("its metrics have NaN or infinite values")
+    if "texts" in metrics and "texts" in greeting and metrics["texts"] != greeting["texts"]:
+        raise WireError(f"it joined with {greeting['texts']} texts and now says {str(metrics['texts'])[:40]}")
+    needed = ["texts"] if verb == "query.predictions" else []
+    needed += ["loss"] if kind[0] == "train" and kind[2] in _WITH_LOSS else []
+    for name in {"seconds", "loss", "texts"} & {*metrics, *needed}:
+        if isinstance(metrics.get(name), bool) or not isinstance(metrics.get(name), int | float):
+            raise WireError(f"its metric {name!r} is missing or no number")
+    said = metrics.get("privacy", {})
+    if not isinstance(said, dict) or not all(n in _SHOWN and isinstance(v, int | float) for n, v in said.items()):
+        raise WireError("what it says of its privacy is not a table of numbers")
+
+
+def _finite(value: Any) -> bool:
+    """Whether all numbers in a JSON value are finite."""
+    if isinstance(value, dict | list):
+        return all(_finite(one) for one in (value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _few(ids: np.ndarray) -> str:
+    flat = ids.ravel()
+    return f"{flat[:5].tolist()}{'...' if flat.size > 5 else ''} ({flat.size} items)"

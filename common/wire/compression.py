@@ -1,0 +1,117 @@
+"""Fewer bytes on the wire: predictions in half precision or eight bits, row numbers in a few bytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fedstill.common.states import Arrays, State
+from fedstill.common.wire.errors import WireError
+
+Encoding = Literal["float32", "float16", "int8"]
+PREDICTIONS = ("logits", "targets", "ensemble")  # the arrays that are predictions, whoever sends them
+_BOUNDS = "{}.bounds"
+_HALF = float(np.finfo(np.float16).max)
+
+
+def pack(arrays: State, encoding: Encoding) -> State:
+    """The predictions among the arrays, encoded; everything else as it is."""
+    if encoding == "float32":
+        return arrays
+    packed: Arrays = {}
+    for name, value in arrays.items():
+        if name not in PREDICTIONS or not value.size or not np.isfinite(value).all():
+            packed[name] = value
+        elif encoding == "float16":
+            packed[name] = np.clip(value, -_HALF, _HALF).astype(np.float16)
+        else:
+            low, high = np.float32(value.min()), np.float32(value.max())
+            step = max(float(high) - float(low), float(np.finfo(np.float32).tiny)) / 255
+            packed[name] = np.round((value.astype(np.float64) - low) / step).astype(np.uint8)
+            packed[_BOUNDS.format(name)] = np.array([low, high], np.float32)
+    return packed
+
+
+def unpack(arrays: State) -> State:
+    """What `pack` was given, as near as its encoding allows; whoever reads it need not know which that was."""
+    if not any(name in arrays for name in PREDICTIONS):
+        return arrays
+    found: Arrays = {}
+    for name, value in arrays.items():
+        bounds = arrays.get(_BOUNDS.format(name))
+        if name in PREDICTIONS and value.dtype == np.float16:
+            found[name] = value.astype(np.float32)
+        elif name in PREDICTIONS and bounds is not None:
+            found[name] = _spread(name, value, bounds)
+        elif not any(name == _BOUNDS.format(other) for other in PREDICTIONS):
+            found[name] = value
+    return found
+
+
+def _spread(name: str, value: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    if value.dtype != np.uint8 or bounds.shape != (2,) or not np.isfinite(bounds).all() or bounds[0] > bounds[1]:
+        raise WireError(f"array {name!r} is not eight bits between two bounds")
+    low, high = float(bounds[0]), float(bounds[1])
+    return (low + value.astype(np.float64) * ((high - low) / 255)).astype(np.float32)
+
+
+# --- whole numbers: rows would otherwise take more room than their predictions ---
+
+Recipe = tuple[str | int, ...]  # how the numbers are made again of what travels; empty: they are what travels
+MOST = 1 << 24  # numbers that a range may stand for
+_EXACT = 1 << 53  # numbers that JSON keeps
+
+
+def shorten(value: np.ndarray) -> tuple[np.ndarray, Recipe]:
+    """What travels for an array, and its recipe.
+
+    Numbers that count evenly, such as the rows of a batch, are three numbers in the recipe; a rising choice among few,
+    such as drawn rows, is a bit for each; others go into four bytes where they fit.
+    """
+    if value.dtype != np.int64 or not value.size:
+        return value, ()
+    if value.ndim == 1 and 2 <= value.size <= MOST and abs(int(value[0])) < _EXACT > abs(int(value[-1])):
+        start, step = int(value[0]), int(value[1]) - int(value[0])
+        stop = start + step * value.size
+        if step and abs(stop) < _EXACT and np.array_equal(value, np.arange(start, stop, step)):
+            return np.empty(0, np.int64), ("range", start, stop, step)
+        width = int(value[-1]) - start + 1
+        if width <= 8 * value.size and (value[1:] > value[:-1]).all():
+            marks = np.zeros(width, np.uint8)
+            marks[value - start] = 1
+            return np.packbits(marks), ("marks", start, value.size)
+    if -(1 << 31) <= value.min() <= value.max() < 1 << 31:
+        return value.astype(np.int32), ("int32",)
+    return value, ()
+
+
+def restored_shape(dtype: str, shape: tuple[int, ...], recipe: Recipe) -> tuple[int, ...]:
+    """The shape that the recipe will make; a recipe that makes nothing is a ValueError."""
+    kind, *numbers = recipe
+    whole = all(isinstance(number, int) and abs(number) < _EXACT for number in numbers)
+    if kind == "range" and dtype == "int64" and shape == (0,) and whole and len(numbers) == 3 and numbers[2]:
+        count = len(range(*map(int, numbers)))
+        if 0 < count <= MOST:
+            return (count,)
+    if kind == "marks" and dtype == "uint8" and len(shape) == 1 and whole and len(numbers) == 2:
+        count = int(numbers[1])
+        if 0 < count <= 8 * shape[0]:
+            return (count,)
+    if kind == "int32" and dtype == "int32" and not numbers:
+        return shape
+    raise ValueError(f"{dtype} {shape} cannot be made into whole numbers by {list(recipe)}")
+
+
+def restore(value: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """The numbers again; a ValueError if there are more or fewer than the recipe says."""
+    kind, *numbers = recipe
+    if kind == "range":
+        return np.arange(*map(int, numbers), dtype=np.int64)
+    if kind == "int32":
+        return value.astype(np.int64)
+    start, count = int(numbers[0]), int(numbers[1])
+    found = start + np.flatnonzero(np.unpackbits(value)).astype(np.int64)
+    if found.size != count:
+        raise ValueError(f"{found.size} numbers are marked, and {count} were announced")
+    return found

@@ -1,0 +1,124 @@
+"""Arrays and facts as bytes: a JSON head that describes the arrays, then their raw bytes.
+
+Nothing on the wire can run code, and large arrays are not copied twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedstill.common.states import Arrays, State
+from fedstill.common.wire.compression import MOST, restored_shape, shorten
+from fedstill.common.wire.errors import WireError
+from fedstill.common.wire.spool import Place
+
+Facts = dict[str, Any]  # JSON values: numbers, words, lists and tables of them
+Packed = tuple[bytes, list[memoryview]]  # the head of a frame, and the arrays' bytes behind it
+
+SIDES = 32  # of an array
+DTYPES = {"float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"}
+
+
+def encode(arrays: State, facts: Facts) -> Packed:
+    """The JSON head of a frame and the arrays' bytes behind it, in order and without copying floats."""
+    described, buffers = [], []
+    for name, value in arrays.items():
+        short, recipe = shorten(np.asarray(value, order="C"))
+        if short.dtype.name not in DTYPES:
+            raise WireError(f"array {name!r} has type {short.dtype.name}, which does not travel")
+        described.append([name, short.dtype.name, list(short.shape), *([recipe] if recipe else [])])
+        buffers.append(short.reshape(-1).view(np.uint8).data)
+    return json.dumps({"arrays": described, **facts}, separators=(",", ":")).encode(), buffers
+
+
+def decode(head: bytes, body: memoryview) -> tuple[Arrays, Facts]:
+    """The arrays (views of `body`) and facts of a frame; a head that does not fit its body is refused."""
+    places, facts = describe(head, len(body))
+    return {name: _view(body, name, place) for name, place in places.items()}, facts
+
+
+def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
+    """Where each array lies in a body of this length, and the facts; a head that does not fit is refused."""
+    try:
+        facts = json.loads(head)
+        described = [
+            (str(n), str(d), _sides(shape), tuple(recipe[0]) if recipe else ())
+            for n, d, shape, *recipe in facts.pop("arrays")
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise WireError(f"the head of a frame cannot be read: {type(error).__name__}") from None
+    places: dict[str, Place] = {}
+    at = told = 0
+    for name, dtype, shape, recipe in described:
+        if dtype not in DTYPES or name in places or any(side < 0 for side in shape):
+            raise WireError(
+                f"array {name[:80]!r} is described as {dtype[:20]} {shape}, which does not travel, or twice"
+            )
+        count = 1
+        for side in shape:
+            count *= side
+        if count == 0 and math.prod(side or 1 for side in shape) >= 1 << 48:
+            raise WireError(f"array {name[:80]!r} has a shape that no array can have")
+        size = count * np.dtype(dtype).itemsize
+        if at + size > length:
+            raise WireError(f"array {name[:80]!r} is longer than its frame")
+        try:
+            places[name] = Place(dtype, restored_shape(dtype, shape, recipe) if recipe else shape, count, at, recipe)
+        except (ValueError, TypeError) as error:
+            raise WireError(f"array {name[:80]!r}: {str(error)[:500]}") from None
+        told += places[name].shape[0] if recipe and recipe[0] == "range" else 0
+        if told > MOST:  # a few bytes stand for a range: many of them would fill the memory
+            raise WireError(f"the ranges of a frame stand for more than {MOST:,} numbers")
+        at += size
+    if at != length:
+        raise WireError(f"a frame has {length - at} bytes that no array describes")
+    return places, facts
+
+
+def _sides(shape: Any) -> tuple[int, ...]:
+    """A shape that came over the wire, if it is one."""
+    if not isinstance(shape, list) or len(shape) > SIDES:
+        raise ValueError
+    if any(type(side) is not int or abs(side) >= 1 << 48 for side in shape):
+        raise ValueError
+    return tuple(shape)
+
+
+def _view(body: memoryview, name: str, place: Place) -> np.ndarray:
+    try:
+        return place.made_of(np.frombuffer(body, place.dtype, place.count, place.start))
+    except (ValueError, OverflowError, MemoryError) as error:
+        raise WireError(f"array {name[:80]!r}: {str(error)[:500]}") from None
+
+
+def length(packed: Packed) -> int:
+    """How many bytes a frame with this content has."""
+    head, buffers = packed
+    return len(head) + sum(len(buffer) for buffer in buffers)
+
+
+def size_of(arrays: State, facts: Facts) -> int:
+    """How many bytes a frame with this content would have."""
+    return length(encode(arrays, facts))
+
+
+def chunks(head: bytes, buffers: list[memoryview], prefix: bytes, size: int) -> Iterator[bytes]:
+    """Cut the buffers into messages of `size` bytes, prefix and head on top of the first, copying each byte once."""
+    pending: list[bytes | memoryview] = [prefix, head]
+    room = size
+    for buffer in buffers:
+        at = 0
+        while at < len(buffer):
+            if room == 0:
+                yield b"".join(pending)
+                pending, room = [], size
+            take = min(room, len(buffer) - at)
+            pending.append(buffer[at : at + take])
+            at += take
+            room -= take
+    yield b"".join(pending)

@@ -1,0 +1,1 @@
+"""What a coordinator sets up: certificates, keys of sites, the SuperLink."""

@@ -1,0 +1,136 @@
+"""Sites' key pairs as Flower's node authentication wants them, and which of them a SuperLink lets in."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedstill.common.checkpoint import write_atomically
+from fedstill.deploy import flower_commands as flower
+from fedstill.deploy.coordinator.certificates import CertificateError, check_secret, write_secret
+
+
+def new_key(path: Path, comment: str = "") -> Path:
+    """Make an ECDSA pair (P-384): the private half at `path`, mode 600, never overwritten; the public one beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    write_secret(path, secret)
+    public = path.with_name(f"{path.name}.pub")
+    public.write_text(f"{public_half(key)} {comment}".strip() + "\n")
+    return public
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's private key, if nobody else on the machine can read it and Flower can use it."""
+    check_secret(path)
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise CertificateError(
+            f"{path}: is no OpenSSH private key without a password; make one: fedstill keys new {path}"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise CertificateError(f"{path}: Flower takes ECDSA keys only; make one: fedstill keys new {path}")
+    return key
+
+
+def public_half(key: ec.EllipticCurvePrivateKey) -> str:
+    """The line that the coordinator registers."""
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return public.decode()
+
+
+def fingerprint(public: str) -> str:
+    """What `ssh-keygen -l` shows of a public key, short enough to read out on the telephone."""
+    try:
+        raw = base64.b64decode(public.split()[1], validate=True)
+    except (IndexError, ValueError):
+        raise CertificateError("this is no OpenSSH public key; it begins with ecdsa-sha2-nistp384") from None
+    return "SHA256:" + base64.b64encode(hashlib.sha256(raw).digest()).decode().rstrip("=")
+
+
+# --- which keys a SuperLink lets in; Flower keeps no names, so a book beside its config.toml does ---
+
+
+def register(public: Path, name: str, connection: str, env: Mapping[str, str]) -> int:
+    """`flwr supernode register`, and the site's name into the book."""
+    try:
+        text = public.read_text()
+    except OSError as error:
+        raise CertificateError(f"{public}: cannot be read ({error.strerror}); give the site's .pub file") from None
+    if "PRIVATE KEY" in text:
+        raise CertificateError(f"{public}: is a private key, which must never leave its site; register the .pub file")
+    shown, book = fingerprint(text), _book(connection, env)
+    if name in {entry["name"] for entry in book.values()}:
+        raise CertificateError(f"a site {name!r} is registered already; revoke it first: fedstill keys revoke {name}")
+    with tempfile.NamedTemporaryFile("w", suffix=".pub") as copy:  # so that /dev/stdin will do, which is read once
+        copy.write(text)
+        copy.flush()
+        answer = flower.call(["supernode", "register", copy.name, connection, "--name", name, "--format", "json"], env)
+    number = int(answer["node-id"])
+    book[str(number)] = {"name": name, "fingerprint": shown, "registered": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
+    _write_book(connection, env, book)
+    return number
+
+
+def registered(connection: str, env: Mapping[str, str]) -> list[dict[str, Any]]:
+    """`flwr supernode list`, with the names and fingerprints that the book has."""
+    answer, book = flower.call(["supernode", "list", connection, "--format", "json"], env), _book(connection, env)
+    rows = []
+    for node in [node for node in answer.get("nodes", []) if node["status"] != "unregistered"]:
+        number = str(node["node-id"])
+        known = book.get(number, {})
+        rows.append(
+            {
+                "name": known.get("name"),
+                "status": node["status"],
+                "node": number,
+                "fingerprint": known.get("fingerprint"),
+                "registered": known.get("registered"),
+            }
+        )
+    return rows
+
+
+def revoke(name: str, connection: str, env: Mapping[str, str]) -> int:
+    """`flwr supernode unregister` by the site's name or node number: from now on its key opens nothing."""
+    book = _book(connection, env)
+    numbers = [number for number, entry in book.items() if name in (number, entry["name"])]
+    if not numbers and not name.isdigit():
+        known = ", ".join(sorted(entry["name"] for entry in book.values())) or "none"
+        raise CertificateError(f"there is no site {name!r} at {connection}; registered from here: {known}")
+    number = numbers[0] if numbers else name
+    flower.call(["supernode", "unregister", number, connection, "--format", "json"], env)
+    book.pop(number, None)
+    _write_book(connection, env, book)
+    return int(number)
+
+
+def _book_path(env: Mapping[str, str]) -> Path:
+    return Path(env.get("FLWR_HOME") or Path(os.path.expanduser("~")) / ".flwr") / "fedstill-sites.json"
+
+
+def _book(connection: str, env: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    path = _book_path(env)
+    return dict(json.loads(path.read_text()).get(connection, {})) if path.exists() else {}
+
+
+def _write_book(connection: str, env: Mapping[str, str], book: Mapping[str, Any]) -> None:
+    path = _book_path(env)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    everything = json.loads(path.read_text()) if path.exists() else {}
+    write_atomically(path, json.dumps({**everything, connection: dict(book)}, indent=1))

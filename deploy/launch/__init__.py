@@ -1,0 +1,1 @@
+"""A federation on this machine: real processes, Flower's simulation, or one process."""

@@ -1,0 +1,177 @@
+"""A whole federation on this machine: Flower's SuperLink, and a SuperNode a site or Flower's simulation."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedstill.common.config import ConfigError, RunConfig
+from fedstill.deploy import flower_commands as flower
+from fedstill.deploy.coordinator.certificates import Certificates, make_certificates
+from fedstill.deploy.processes import Processes, alive, free_port
+from fedstill.strategies import find_method
+
+Watch = Callable[[dict[str, Any]], None]
+CONNECTION = "local"
+
+
+class RunFailed(RuntimeError):
+    """The run did not finish; the text says why, as far as it is known."""
+
+
+def check_run(config: RunConfig, on: str) -> None:
+    """What can be known to be wrong before anything is started or written."""
+    find_method(config.method)
+    if not config.sites and on in ("local", "simulation"):
+        raise ConfigError("sites: the run names no sites; write a [[sites]] table with a name and a model for each")
+    if on == "simulation":
+        check_actors(config)
+
+
+def check_actors(config: RunConfig) -> None:
+    """A session of the simulation holds its actor: refuse to start a run that would wait for one for ever."""
+    if config.exchange.link != "stream":
+        return
+    simulation, sites = config.simulation, config.expected_sites
+    actors = (simulation.cpus or os.cpu_count() or 1) // simulation.client_cpus
+    cure = f"simulation.cpus = {sites * simulation.client_cpus}"
+    if simulation.client_gpus > 0:
+        import torch
+
+        gpus = torch.cuda.device_count() if simulation.gpus is None else simulation.gpus
+        if (by_gpus := int(gpus / simulation.client_gpus + 1e-9)) < min(actors, sites):
+            actors, cure = by_gpus, f"simulation.client_gpus = {int(100 * gpus / sites) / 100}"
+    if actors < sites:
+        raise ConfigError(
+            f"{sites} sites need {sites} actors, one each for the whole run, and this machine gives {actors}: "
+            f'set {cure}, or exchange.link = "messages"'
+        )
+
+
+def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watch, secure: bool = False) -> None:
+    """Start the processes, run, and end them all; returns only if the run really finished."""
+    home = folder / "flower"
+    env = flower.environment(home)
+    env.update(FEDSTILL_STATE=str(folder / "sites"), OMP_NUM_THREADS=env.get("OMP_NUM_THREADS", "1"))
+    certificates = make_certificates(folder / "certificates") if secure else None
+    if certificates is not None:
+        env.update(FEDSTILL_CERTIFICATE=str(certificates.certificate), FEDSTILL_KEY=str(certificates.key))
+    bundle = flower.write_bundle(folder / "app", config, str(folder), resume)
+    with Processes(folder / "logs", env) as processes:
+        _start_superlink(processes, home, config, on, certificates)
+        simulation = _simulation_settings(config) if on == "simulation" else {}
+        run_id = flower.start_run(bundle, CONNECTION, env, simulation)
+        _follow(folder, processes, lambda: flower.run_status(run_id, CONNECTION, env), watch)
+
+
+def _start_superlink(
+    processes: Processes, home: Path, config: RunConfig, on: str, certificates: Certificates | None
+) -> None:
+    port, fleet = free_port(), free_port()
+    command = ["flower-superlink", "--disable-runtime-dependency-installation", "--host", "127.0.0.1"]
+    command += ["--port", str(port)]
+    connection: dict[str, Any] = {"address": f"127.0.0.1:{port}"}
+    if certificates is None:
+        command.append("--insecure")
+        connection["insecure"] = True
+    else:
+        command += ["--ssl-ca-certfile", str(certificates.authority), "--ssl-certfile", str(certificates.certificate)]
+        command += ["--ssl-keyfile", str(certificates.key)]
+        connection["root-certificates"] = str(certificates.authority)
+    if on == "simulation":
+        command.append("--simulation")
+    else:
+        command += ["--fleet-api-address", f"127.0.0.1:{fleet}"]
+    flower.write_connection(home, CONNECTION, connection)
+    processes.start("superlink", command)
+    processes.wait_for_port("superlink", port, 60)
+    if on != "simulation":
+        processes.wait_for_port("superlink", fleet, 60)
+        for number, site in enumerate(config.sites):
+            _start_supernode(processes, f"127.0.0.1:{fleet}", number, site.name, certificates)
+
+
+def _start_supernode(
+    processes: Processes, superlink: str, number: int, name: str, certificates: Certificates | None
+) -> None:
+    node = f"partition-id={number}"
+    trust = ["--insecure"]
+    if certificates is not None:
+        node += f' root-certificates="{certificates.authority}"'
+        trust = ["--root-certificates", str(certificates.authority)]
+    command = ["flower-supernode", *trust, "--superlink", superlink, "--host", "127.0.0.1", "--port", str(free_port())]
+    processes.start(f"site-{name}", [*command, "--node-config", node])
+
+
+def _simulation_settings(config: RunConfig) -> dict[str, Any]:
+    """Flower's names for the number of clients and what each takes."""
+    simulation = config.simulation
+    found = {
+        "num_supernodes": config.expected_sites,
+        "client_resources_num_cpus": simulation.client_cpus,
+        "client_resources_num_gpus": simulation.client_gpus,
+        "init_args_num_cpus": simulation.cpus,
+        "init_args_num_gpus": simulation.gpus,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _follow(folder: Path, processes: Processes, status: Callable[[], str], watch: Watch) -> None:
+    """Hand every new event to `watch` until the run ends; Flower has the last word on how it ended."""
+    events = tail_events(folder / "events.jsonl")
+    began = time.time()
+    asked, server, end = time.monotonic(), 0, None
+    while end is None:
+        for event in events:
+            if event is None:
+                break
+            if _seconds(event) < began - 1:
+                continue  # of an earlier start of this run
+            watch(event)
+            server = int(event.get("pid", server))
+            if event["event"] in ("run_finished", "run_failed"):
+                end = event
+        if end is not None:
+            break
+        for name in processes.running:
+            processes.check(name)
+        gone = server and not alive(server)
+        if gone or (not server and time.monotonic() - asked > 15):
+            asked = time.monotonic()
+            if (said := status()).startswith("finished") or gone:
+                raise RunFailed(f"the ServerApp is gone (Flower says {said}):\n{processes.tail('superlink')}")
+        time.sleep(0.2)
+    if end["event"] == "run_failed":
+        raise RunFailed(str(end["reason"]))
+    patience = time.monotonic() + 30
+    while alive(server) and time.monotonic() < patience:
+        time.sleep(0.1)
+    while not (said := status()).startswith("finished") and time.monotonic() < patience:
+        time.sleep(1)
+    if said != "finished:completed":
+        raise RunFailed(f"the method finished, but Flower says {said}; see {folder / 'logs'}")
+
+
+def tail_events(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Every event of a run as it is written; None whenever there is no new one yet."""
+    while not path.exists():
+        yield None
+    with path.open(encoding="utf-8") as file:
+        pending = ""
+        while True:
+            pending += file.readline()
+            if pending.endswith("\n"):
+                yield json.loads(pending)
+                pending = ""
+            else:
+                yield None
+
+
+def _seconds(event: dict[str, Any]) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(event["time"]).timestamp()

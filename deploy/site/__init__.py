@@ -1,0 +1,1 @@
+"""What a site runs: its checks, its presence, its SuperNode."""

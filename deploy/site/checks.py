@@ -1,0 +1,313 @@
+"""Everything that can be known to be wrong at a site before its SuperNode starts, each with its cure."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from packaging.requirements import Requirement
+
+from fedstill.common.config import SiteFile, TaskConfig, TrainConfig
+from fedstill.deploy.coordinator.certificates import read_certificate, weaknesses
+from fedstill.deploy.coordinator.keys import fingerprint, public_half, read_key
+from fedstill.deploy.site import probe
+
+MOST_SECONDS = 60.0  # between the two clocks; from 5 s ahead or 305 s behind on the SuperLink refuses every call
+CHECKPOINTS = 3  # that a site keeps at the same time
+GB = 1_000_000_000
+Load = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the list."""
+
+    name: str
+    ok: bool
+    said: str
+    cure: str = ""
+
+
+class Failed(Exception):
+    """A check that did not pass, with what to do about it."""
+
+    def __init__(self, said: str, cure: str) -> None:
+        super().__init__(said)
+        self.cure = cure
+
+
+def check_site(site: SiteFile, state: Path) -> Iterator[Check]:
+    """The whole list, in the order in which a person would look; a failed check does not stop the others."""
+    load = cache(lambda: _model(site))
+    steps: list[tuple[str, Callable[[], str], str]] = [
+        ("versions", versions, "install what fedstill asks for: pip install -U fedstill"),
+        ("address", lambda: address(site), "check superlink in site.toml, the coordinator's firewall and yours"),
+        ("TLS", lambda: tls(site), "ask the coordinator for its ca.crt and set root_certificates"),
+        ("key", lambda: key(site), "make one with: fedstill keys new site.key"),
+        ("clock", lambda: clock(site), "set this machine's clock by NTP: timedatectl set-ntp true"),
+        ("registered", lambda: known(site), "send the public half to the coordinator: fedstill keys register"),
+        ("data", lambda: data(site), "correct the file, or [data] in site.toml"),
+        ("public data", lambda: public_data(site), "get the file that the others have, and compare: sha256sum"),
+        ("model", lambda: model(site, load), "set model to a built-in one (fedstill models) or to a model's folder"),
+        ("memory", lambda: memory(site, load), "take a smaller model or batch_size, or a larger machine"),
+        ("disk", lambda: disk(load, state), "make room, or set state in site.toml to a folder on another disk"),
+        ("limits", lambda: limits(site), "see `fedstill methods` and docs/DEPLOYMENT.md"),
+    ]
+    for name, look, cure in steps:
+        try:
+            yield Check(name, True, look())
+        except Failed as error:
+            yield Check(name, False, str(error), error.cure)
+        except (ValueError, OSError, probe.ProbeError, RuntimeError, MemoryError) as error:
+            yield Check(name, False, " ".join(str(error).split()) or type(error).__name__, cure)
+
+
+def versions() -> str:
+    """What is installed, beside what fedstill asks for."""
+    wanted = {r.name: r for r in map(Requirement, metadata.requires("fedstill") or []) if r.marker is None}
+    found = {name: metadata.version(name) for name in ("fedstill", "flwr", "torch", "transformers")}
+    for name, version in found.items():
+        if name in wanted and not wanted[name].specifier.contains(version, prereleases=True):
+            raise Failed(
+                f"{name} {version} is installed, and fedstill needs {wanted[name].specifier}",
+                f"pip install '{name}{wanted[name].specifier}'",
+            )
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def address(site: SiteFile) -> str:
+    """The SuperLink's port answers."""
+    if site.superlink is None:
+        raise Failed("site.toml names no SuperLink", 'write: superlink = "coordinator.example.org:9092"')
+    return f"{site.superlink} answers from {probe.reach(site.superlink)}"
+
+
+def tls(site: SiteFile) -> str:
+    """The SuperLink's certificate, seen with the eyes of this site's authority."""
+    if site.insecure:
+        return "off (insecure = true): for a trial on one machine only"
+    if site.root_certificates is None:
+        raise Failed(
+            "site.toml names no authority, so that anybody could pose as the coordinator",
+            'write: root_certificates = "ca.crt"; or insecure = true for a trial on one machine',
+        )
+    found = weaknesses(read_certificate(site.root_certificates))
+    if found:
+        raise Failed(
+            f"{site.root_certificates} must not be used: {'; '.join(found)}", "ask the coordinator for a new ca.crt"
+        )
+    assert_address(site)
+    shown = probe.handshake(str(site.superlink), site.root_certificates)
+    return f"trusted until {shown.not_valid_after_utc:%Y-%m-%d}"
+
+
+def key(site: SiteFile) -> str:
+    """The private key can be used, and its public half."""
+    if site.private_key is None:
+        if site.insecure:
+            return "none (insecure = true)"
+        raise Failed(
+            "site.toml names no private key",
+            'make one: fedstill keys new site.key; and write: private_key = "site.key"',
+        )
+    public = public_half(read_key(site.private_key))
+    return f"{fingerprint(public)}; its public half: {public}"
+
+
+def clock(site: SiteFile) -> str:
+    """This machine's clock beside the SuperLink's."""
+    if site.insecure:
+        return "not compared: a SuperLink without node authentication does not tell its time"
+    _, authority, own = _trust(site)
+    ahead = probe.clock_ahead(lambda d: probe.knock(str(site.superlink), authority, own, d).in_time)
+    if ahead is None:
+        raise Failed("is more than an hour away from the SuperLink's", "set it by NTP: timedatectl set-ntp true")
+    if abs(ahead) > MOST_SECONDS:
+        way = "behind" if ahead > 0 else "ahead of"
+        raise Failed(
+            f"is {abs(ahead):.0f} s {way} the SuperLink's", "set both by NTP: timedatectl set-ntp true on the wrong one"
+        )
+    return f"within {max(1, abs(round(ahead)))} s of the SuperLink's"
+
+
+def known(site: SiteFile) -> str:
+    """The SuperLink knows this site's key."""
+    if site.insecure:
+        return "not needed (insecure = true)"
+    address, authority, own = _trust(site)
+    answer = probe.knock(address, authority, own)
+    if not answer.in_time:
+        raise Failed("cannot be seen while the clocks differ", "set the clock first")
+    if not answer.known:
+        public = public_half(own)
+        raise Failed(
+            f"the SuperLink does not know this key, {fingerprint(public)}",
+            f"send the .pub file to the coordinator, who runs: fedstill keys register {site.name}.pub {site.name}",
+        )
+    return f"the SuperLink knows {fingerprint(public_half(own))}"
+
+
+def _trust(site: SiteFile) -> tuple[str, Path, Any]:
+    assert_address(site)
+    if site.root_certificates is None or site.private_key is None:
+        raise Failed("cannot be seen without root_certificates and private_key", "see above")
+    probe.reach(str(site.superlink))
+    return str(site.superlink), site.root_certificates, read_key(site.private_key)
+
+
+def assert_address(site: SiteFile) -> None:
+    """Nothing on the network can be looked at without an address."""
+    if site.superlink is None:
+        raise Failed("cannot be seen without an address", "set superlink")
+
+
+def data(site: SiteFile) -> str:
+    """The site's texts are there and have their columns; how many of each label."""
+    if site.task is not None:
+        from fedstill.common.data.site_tasks import Work
+
+        work = Work(site.task, 0)
+        return f"{site.task.kind}: {len(work.train)} texts to learn from, {len(work.test)} to test"
+    if site.data is None:
+        return "no files of its own: this site takes its share of the run's texts"
+    task, pools = _own(site)
+    counts = np.bincount(pools.train.labels, minlength=len(task.labels))
+    dropped = sum(pools.dropped.values())
+    listed = ", ".join(f"{label} {count}" for label, count in zip(task.labels, counts, strict=True))
+    return f"{len(pools.train)} texts: {listed}" + (f"; {dropped} blank ones left out" if dropped else "")
+
+
+def _own(site: SiteFile) -> tuple[Any, Any]:
+    from fedstill.common.data.tasks import load_task
+
+    assert site.data is not None
+    own = site.data
+    settings = {"train": own.private, "public": own.public, "text": own.text, "label": own.label}
+    return load_task(TaskConfig.model_validate({"name": "files", **settings, "labels": site.labels}))
+
+
+def public_data(site: SiteFile) -> str:
+    """The public file is the one that was agreed on."""
+    if site.data is None or site.data.public is None:
+        return "no file of its own: the run's public texts"
+    with site.data.public.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if site.public_hash is None:
+        return f"sha256 {found}; write public_hash to have it compared"
+    if found != site.public_hash:
+        raise Failed(
+            f"{site.data.public} has sha256 {found[:16]}..., agreed was {site.public_hash[:16]}...",
+            "get the file that the others have, and compare: sha256sum",
+        )
+    return f"sha256 {found[:16]}... as agreed"
+
+
+def model(site: SiteFile, load: Load) -> str:
+    """The model loads on its device."""
+    made = load()
+    return f"{site.model}: {sum(p.numel() for p in made.parameters()):,} parameters on {made.device}"
+
+
+def _model(site: SiteFile) -> Any:
+    settings = site.model_settings(TrainConfig())
+    if site.task is not None:
+        from fedstill.common.data.site_tasks import Work
+        from fedstill.common.models.bert2bert import load_mixed
+
+        return load_mixed(settings, Work(site.task, 0).outputs, 0)
+    from fedstill.common.data.tasks import TASKS, Task
+    from fedstill.common.models.loading import load_model
+
+    if site.labels:
+        task = Task("check", tuple(site.labels))
+    else:
+        task = TASKS["film-reviews"] if site.data is None else _own(site)[0]
+    return load_model(settings, task, 0)
+
+
+def _loaded(load: Load) -> Any:
+    try:
+        return load()
+    except Exception:
+        raise Failed("cannot be seen while the model does not load", "cure that first") from None
+
+
+def memory(site: SiteFile, load: Load) -> str:
+    """The model with gradients and AdamW's two moments fits, and so does a batch of full length."""
+    made = _loaded(load)
+    weights = sum(p.numel() * p.element_size() for p in made.parameters())
+    trained = sum(p.numel() * p.element_size() for p in made.parameters() if p.requires_grad)
+    need, room = weights + 3 * trained, _room(made.device)
+    if need > room:
+        raise Failed(
+            f"training needs {need / GB:.1f} GB for the model alone, and {room / GB:.1f} GB are free",
+            "take a smaller model, [lora], or a larger machine",
+        )
+    if site.task is not None:
+        return f"{need / GB:.2f} GB for the model in training, {room / GB:.1f} GB free; a batch was not tried"
+    train = TrainConfig()
+    size, length = site.batch_size or train.batch_size, site.max_length or train.max_length
+    batch = made.encode(["word " * length] * size).batch(np.arange(size))
+    made.train()
+    made({name: value.to(made.device) for name, value in batch.items()}).square().mean().backward()
+    left = _room(made.device)
+    if left < 2 * trained:
+        raise Failed(
+            f"after one batch of {size} texts {left / GB:.1f} GB are free, and the optimizer needs "
+            f"{2 * trained / GB:.1f} GB",
+            f"set batch_size below {size} in site.toml",
+        )
+    tried = f"a batch of {size} x {length} passed"
+    return f"{need / GB:.2f} GB for the model in training, and {tried}; {left / GB:.1f} GB free"
+
+
+def _room(device: Any) -> int:
+    if getattr(device, "type", "cpu") == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def disk(load: Load, state: Path) -> str:
+    """The state folder can be written and has room for the checkpoints of a run."""
+    state.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=state) as file:
+        file.write(b"fedstill")
+        file.flush()
+        os.fsync(file.fileno())
+    made = _loaded(load)
+    need = CHECKPOINTS * 3 * sum(p.numel() * p.element_size() for p in made.parameters())
+    free = shutil.disk_usage(state).free
+    if need > free:
+        raise Failed(
+            f"{state}: {free / GB:.1f} GB free, and {CHECKPOINTS} checkpoints need {need / GB:.1f} GB",
+            "make room, or set state in site.toml to a folder on another disk",
+        )
+    return f"{state}: {free / GB:.1f} GB free, {need / GB:.2f} GB needed"
+
+
+def limits(site: SiteFile) -> str:
+    """What may leave, in words; verbs that do not exist are named."""
+    from fedstill.client.release.limits import LEAVES
+
+    found = site.limits
+    wrong = [verb for verb in found.verbs or [] if verb not in LEAVES]
+    if wrong:
+        raise Failed(f"limits.verbs names {', '.join(wrong)}", f"known: {', '.join(sorted(LEAVES))}")
+    parts = [f"may leave: {', '.join(found.leave) or 'nothing but a few numbers'}"]
+    parts += [f"only {', '.join(found.verbs)}"] if found.verbs is not None else []
+    parts += [f"at most {found.mb_per_run:g} MB a run"] if found.mb_per_run is not None else []
+    parts += [f"at most {found.mb_per_day:g} MB a day"] if found.mb_per_day is not None else []
+    parts += ["a run may name files on this disk"] if found.run_files else []
+    return "; ".join(parts)

@@ -1,0 +1,88 @@
+"""One SuperNode a site: a second one is refused here, and a killed one is signed off so that its successor is let in.
+
+A SuperLink holds a SuperNode that was killed for present until its heartbeats have been missing for a minute, and
+refuses the same key meanwhile. Whoever has the key and the site's lock may say that the old one is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from logging import WARN
+from pathlib import Path
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.logger import log
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from fedstill.common.checkpoint import write_atomically
+from fedstill.common.config import SiteFile
+from fedstill.common.lock import only_one
+from fedstill.deploy.coordinator.keys import fingerprint, public_half, read_key
+from fedstill.deploy.site.probe import signed
+
+
+class SiteBusy(ValueError):
+    """Another SuperNode of this site runs on this machine."""
+
+
+def only_client(state: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the site's lock."""
+    cure = "end it first, or give this site a name and a state folder of its own"
+    return only_one(
+        state / "running.lock", SiteBusy(f"a flower-client with the state folder {state} runs already; {cure}")
+    )
+
+
+def sign_off(site: SiteFile, state: Path) -> bool:
+    """Tell the SuperLink that this site's last SuperNode is gone; whether the next one can be let in."""
+    if site.superlink is None or site.root_certificates is None or site.private_key is None:
+        return False
+    key = read_key(site.private_key)
+    known = state / "node.json"
+    with grpc.secure_channel(
+        site.superlink, grpc.ssl_channel_credentials(site.root_certificates.read_bytes())
+    ) as channel:
+        fleet = FleetStub(channel)
+        try:
+            node = _node(known, key)
+            if node is None or not _away(fleet, key, node):
+                node = _number(fleet, key)
+                write_atomically(known, json.dumps({"key": fingerprint(public_half(key)), "node": node}))
+                return _away(fleet, key, node)
+        except grpc.RpcError as error:
+            log(WARN, "the SuperLink could not be told that this site begins anew: %s", error.details())
+            return False
+    return True
+
+
+def _node(known: Path, key: ec.EllipticCurvePrivateKey) -> int | None:
+    """The number that the SuperLink gave this key, as far as this site remembers it."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(known.read_text())
+        return int(found["node"]) if found["key"] == fingerprint(public_half(key)) else None
+    return None
+
+
+def _number(fleet: FleetStub, key: ec.EllipticCurvePrivateKey) -> int:
+    """The same, from the SuperLink: it says so to a node that it takes in."""
+    request = ActivateNodeRequest(
+        public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+    )
+    return int(fleet.ActivateNode(request, metadata=signed(key), timeout=10).node_id)
+
+
+def _away(fleet: FleetStub, key: ec.EllipticCurvePrivateKey, node: int) -> bool:
+    """Whether the SuperLink now holds the node for absent; one that it does not hold for present is so already."""
+    try:
+        fleet.DeactivateNode(DeactivateNodeRequest(node_id=node), metadata=signed(key), timeout=10)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:  # the key was registered anew, under another number
+            return False
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            raise
+    return True

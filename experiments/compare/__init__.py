@@ -1,0 +1,1 @@
+"""`fedstill compare`: tables of runs, from their TOML file to the report."""

@@ -1,0 +1,63 @@
+"""What the models of a finished run say of test texts, kept for pictures: outputs.safetensors in the run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fedstill.client.node import Node
+from fedstill.common.maths.ensemble import softmax
+from fedstill.common.models.learner import Learner
+from fedstill.common.models.tokens import Encoded
+from fedstill.server.central import Student
+
+FILE = "outputs.safetensors"
+TEXTS = 300
+
+
+def save_outputs(folder: Path, student: Student, nodes: Sequence[Node]) -> None:
+    """Probabilities of the central model and of every site, and the central model's embeddings, of a few test texts."""
+    rows = np.arange(min(TEXTS, len(student.test_texts)))
+    labels = student.texts.test.labels
+    assert labels is not None
+    with student.learner.at("outputs"):
+        said = softmax(student.learner.predict(student.test_texts, rows))
+        found = {"central": said, "embeddings": embeddings(student.learner, student.test_texts, rows)}
+    found["labels"] = labels[rows].astype(np.int64)
+    for node in nodes:
+        own = np.arange(min(TEXTS, len(node.test)))
+        with node.learner.at("outputs"):
+            found[f"site/{node.name}"] = softmax(node.learner.predict(node.test, own))
+    draft = folder / f".{FILE}"
+    save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, draft,
+              {"names": json.dumps(student.task.labels)})  # fmt: skip
+    draft.replace(folder / FILE)
+
+
+def embeddings(learner: Learner, texts: Encoded, rows: np.ndarray) -> np.ndarray:
+    """The mean of the last layer over each text's tokens, in half precision."""
+    learner.model.eval()
+    found = []
+    with torch.inference_mode():
+        for start in range(0, len(rows), 4 * learner.batch_size):
+            batch = texts.batch(rows[start : start + 4 * learner.batch_size])
+            last = learner.model.with_states(batch)[1][-1]
+            mask = batch["attention_mask"].to(last.device).unsqueeze(-1).to(last.dtype)
+            found.append(((last * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
+    return np.concatenate(found).astype(np.float16)
+
+
+def load_outputs(folder: Path) -> dict[str, np.ndarray] | None:
+    """What `save_outputs` wrote, or None where there is nothing that can be read."""
+    try:
+        with safe_open(folder / FILE, framework="numpy") as kept:
+            found = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
+            return {**found, "names": np.array(json.loads(kept.metadata()["names"]))}
+    except (OSError, ValueError, SafetensorError):
+        return None

@@ -1,0 +1,210 @@
+"""What came of a table's runs: values by row, column and seed, and what they say together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstill.common.config import ConfigError
+from fedstill.experiments.compare.runner import Run, read_json, run_folder, state_of
+from fedstill.experiments.compare.significance import Agreement, Difference, Spread, agreement, paired, spread
+from fedstill.experiments.compare.tables import Column, Table
+from fedstill.experiments.compare.worker import DONE, FAILED, OWN_SCORES, SUMMARY
+
+UNTRAINED = {"isolated": "central", "centralized": "sites"}  # whom a method never trains: no score of theirs counts
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """A row's finished runs by seed, and why others are not there."""
+
+    row: str
+    folders: dict[int, Path]
+    summaries: dict[int, dict[str, Any]]
+    missing: dict[int, str]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every seed finished: only then is there a mean."""
+        return not self.missing
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no seed was begun."""
+        return not self.summaries and set(self.missing.values()) == {"not run"}
+
+    @property
+    def note(self) -> str:
+        """What is missing, in words; empty if nothing is."""
+        if self.whole:
+            return ""
+        by_reason: dict[str, list[str]] = {}
+        for seed, reason in self.missing.items():
+            by_reason.setdefault(reason, []).append(str(seed))
+        said = "; ".join(
+            f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)} {reason}" for reason, seeds in by_reason.items()
+        )
+        return f"{len(self.summaries)} of {len(self.summaries) + len(self.missing)} seeds, {said}"
+
+
+class Results:
+    """A table with everything that was measured for it."""
+
+    def __init__(self, table: Table, out: Path) -> None:
+        self.table, self.out = table, out
+        self.rows = {row: self._read(row) for row in table.rows}
+
+    def _read(self, row: str) -> RowResult:
+        folders, summaries, missing = {}, {}, {}
+        for seed in self.table.settings.seeds:
+            run = Run(row, seed, self.table.config(row, seed), run_folder(self.out, row, seed))
+            state = state_of(run)
+            if state == "finished":
+                folders[seed] = run.folder
+                own = read_json(run.folder / OWN_SCORES)
+                summaries[seed] = {**read_json(run.folder / SUMMARY), "own": own, "done": read_json(run.folder / DONE)}
+            elif state == "failed":
+                missing[seed] = f"failed: {read_json(run.folder / FAILED).get('error', 'failed.json cannot be read')}"
+            elif state == "changed":
+                missing[seed] = "not run with this configuration"
+            else:
+                missing[seed] = "not run" if state == "new" else "not finished"
+        return RowResult(row, folders, summaries, missing)
+
+    def title(self, row: str) -> str:
+        """What a row is called, with how many of its seeds there are if some are missing."""
+        result, name = self.rows[row], self.table.title(row)
+        if result.untouched:
+            return f"{name} (not run)"
+        return f"{name} ({len(result.summaries)} of {len(self.table.settings.seeds)} seeds)" if result.missing else name
+
+    @property
+    def failed(self) -> dict[str, dict[int, str]]:
+        """Why seeds failed, by row."""
+        found = {
+            row: {s: r for s, r in result.missing.items() if r.startswith("failed")}
+            for row, result in self.rows.items()
+        }
+        return {row: seeds for row, seeds in found.items() if seeds}
+
+    def values(self, row: str, column: Column) -> dict[int, float] | None:
+        """The column's value for each finished seed; None where the method has none."""
+        found = {seed: value_of(column, summary) for seed, summary in self.rows[row].summaries.items()}
+        return (
+            None
+            if any(value is None for value in found.values())
+            else {s: v for s, v in found.items() if v is not None}
+        )
+
+    def spread(self, row: str, column: Column) -> Spread | None:
+        """Mean and deviation over all seeds; None if one is missing."""
+        values = self.values(row, column) if self.rows[row].whole else None
+        return spread(list(values.values())) if values else None
+
+    @cached_property
+    def competitors(self) -> list[str]:
+        """The rows beside the bounds."""
+        return [row for row in self.rows if row not in self.table.settings.bounds]
+
+    def _best(self, column: Column, rows: list[str]) -> list[str]:
+        found = {row: about.mean for row in rows if (about := self.spread(row, column)) is not None}
+        if not found or not column.is_score:
+            return []
+        top = (min if column.lower_is_better else max)(found.values())
+        return [row for row in found if abs(found[row] - top) < 1e-9]
+
+    def best(self, column: Column) -> list[str]:
+        """The competitor with the best mean, or those that share it; nobody where all do."""
+        found = self._best(column, self.competitors)
+        measured = [row for row in self.competitors if self.spread(row, column) is not None]
+        return [] if len(found) == len(measured) > 1 else found
+
+    def best_baseline(self, column: Column) -> str | None:
+        """The (first) baseline with the best mean."""
+        found = self._best(column, [row for row in self.competitors if row in self.table.settings.baselines])
+        return found[0] if found else None
+
+    def difference(self, row: str, column: Column) -> Difference | None:
+        """From the best baseline, seed by seed."""
+        base = self.best_baseline(column)
+        if base is None or row == base or self.spread(row, column) is None:
+            return None
+        ours, theirs = self.values(row, column), self.values(base, column)
+        assert ours is not None
+        assert theirs is not None
+        return paired([ours[seed] for seed in ours], [theirs[seed] for seed in ours])
+
+    def agreement(self, column: Column) -> Agreement | None:
+        """Whether the competitors' order is the paper's; None where fewer than two rows can be compared."""
+        sign = -1 if column.lower_is_better else 1
+        ours = {row: sign * about.mean for row in self.competitors if (about := self.spread(row, column)) is not None}
+        theirs = {row: sign * said for row in ours if (said := self.table.paper(row, column)) is not None}
+        return agreement(ours, theirs) if len(theirs) > 1 else None
+
+    def facts(self) -> dict[str, Any]:
+        """Everything as results.json holds it: numbers by seed, and what they say together."""
+        rows = {}
+        for row, result in self.rows.items():
+            columns = {}
+            for column in self.table.columns:
+                about, against = self.spread(row, column), self.difference(row, column)
+                columns[column.key] = {
+                    "seeds": self.values(row, column),
+                    "mean": about and about.mean,
+                    "deviation": about and about.deviation,
+                    "paper": self.table.paper(row, column),
+                    "difference": against and {"from": self.best_baseline(column), **vars(against)},
+                }
+            rows[row] = {
+                "title": self.table.title(row),
+                "baseline": row in self.table.settings.baselines,
+                "bound": row in self.table.settings.bounds,
+                "missing": result.missing,
+                "columns": columns,
+            }
+        orders = {column.key: self.agreement(column) for column in self.table.columns if column.is_score}
+        return {
+            "table": self.table.name,
+            "title": self.table.settings.title,
+            "seeds": self.table.settings.seeds,
+            "best": {column.key: self.best(column) for column in self.table.columns if column.is_score},
+            "order": {key: found and vars(found) for key, found in orders.items()},
+            "rows": rows,
+        }
+
+
+def value_of(column: Column, summary: dict[str, Any]) -> float | None:
+    """The column's value in one run's summary; None where the method trains nobody who would have it."""
+    sites = summary["sites"]
+    if column.key in ("bytes_up", "bytes_down"):
+        return float(np.mean([site[column.key] for site in sites.values()]))
+    if column.key == "seconds" and summary["done"].get("reused"):
+        return None
+    if column.key == "seconds":
+        return float(summary["seconds"]["total"])
+    if UNTRAINED.get(summary["method"]) == column.whose:
+        return None
+    if column.whose in ("central", "centralized"):
+        return _score(column, summary[column.whose])
+    if column.whose == "own":
+        names = [name for name in summary["own"] if column.site in (name, name.rpartition("-")[0])]
+        if not names:
+            raise ConfigError(f"column {column.key}: there is no site {column.site}; sites: {', '.join(sites)}")
+        return float(np.mean([_score(column, summary["own"][name]) for name in names]))
+    if column.site is not None and column.site not in sites:
+        raise ConfigError(f"column {column.key}: there is no site {column.site}; sites: {', '.join(sites)}")
+    when = "after" if column.whose == "sites" else "alone"
+    chosen = [column.site] if column.site is not None else list(sites)
+    return float(np.mean([_score(column, sites[name][when]) for name in chosen]))
+
+
+def _score(column: Column, scores: dict[str, float] | None) -> float:
+    if not scores:
+        raise ConfigError(f"column {column.key}: the runs have no such score; set report.{column.whose} = true for it")
+    if column.score not in scores:
+        raise ConfigError(f"column {column.key}: the runs have no score {column.score!r}, but: {', '.join(scores)}")
+    return float(scores[column.score])

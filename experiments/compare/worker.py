@@ -1,0 +1,141 @@
+"""One run of a table, in a process of its own: `python -m fedstill.experiments.compare.worker FOLDER ON`.
+
+ON is process, local or simulation; FOLDER holds config.toml. What comes of it: summary.json as `fedstill run` writes
+it, outputs.safetensors, and at the very end done.json; or failed.json with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from fedstill.common import checkpoint
+from fedstill.common.checkpoint import write_atomically
+from fedstill.common.config import RunConfig
+from fedstill.common.config.files import load_run
+from fedstill.common.wire import Facts
+
+CONFIG, SUMMARY, DONE, FAILED, OWN_SCORES = "config.toml", "summary.json", "done.json", "failed.json", "own_scores.json"
+LEFTOVERS = ("checkpoints", "sites", "flower", "app")  # what only an unfinished run needs
+
+
+def main(folder: Path, on: str, keep_models: bool, reuse: Path | None = None) -> int:
+    """Run, or go on with, the run of this folder; 0 if it finished."""
+    began = time.perf_counter()
+    config = load_run(folder / CONFIG)
+    resume = can_resume(config, folder)
+    try:
+        if on == "process":
+            run_in_process(config, folder, resume, reuse)
+        else:
+            from fedstill.deploy.launch.local import run_here
+
+            run_here(config, folder.resolve(), on, resume, lambda event: None)
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}{_site_reasons(folder)}"
+        write_atomically(folder / FAILED, json.dumps({"error": reason}, indent=1) + "\n")
+        return 1
+    write_atomically(
+        folder / DONE, json.dumps(_about(on, time.perf_counter() - began, reuse is not None), indent=1) + "\n"
+    )
+    for name in [*LEFTOVERS, *([] if keep_models else ["central"])]:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return 0
+
+
+def can_resume(config: RunConfig, folder: Path) -> bool:
+    """Whether the server and every site hold a checkpoint of the same round."""
+    held = [set(checkpoint.rounds(folder / "checkpoints"))]
+    states = [folder / "sites" / site.name / folder.name for site in config.sites]  # as the launcher has them, too
+    return bool(set.intersection(*held, *(set(checkpoint.rounds(state / "checkpoints")) for state in states)))
+
+
+def run_in_process(config: RunConfig, folder: Path, resume: bool = False, reuse: Path | None = None) -> Facts:
+    """Server and sites in this process, one thread in all; the run's summary."""
+    import torch
+
+    torch.set_num_threads(1)
+    from fedstill.client.mixed import make_node
+    from fedstill.experiments.compare.model_outputs import save_outputs
+    from fedstill.experiments.compare.shared_training import reuse_first_training
+    from fedstill.server.app import admission
+    from fedstill.server.holder import make_student
+    from fedstill.server.link import LocalLink
+    from fedstill.server.record import Record
+    from fedstill.strategies import find_method
+
+    record = Record(folder, config)
+    record.event("run_started", run=folder.name, method=config.method.name, resume=resume, pid=os.getpid())
+    try:
+        kind, params = find_method(config.method)
+        student = make_student(config)
+        method = kind(params, config, student, record)
+        method.summary()
+        nodes = [make_node(config, site, folder.name, folder / "sites" / site.name) for site in config.sites]
+        if reuse is not None and not config.mixed and not resume:
+            for node in nodes:
+                reuse_first_training(node, reuse)
+        summary = method.run(LocalLink(nodes, admission(config, student)), resume)
+        if config.mixed:
+            scores = {node.name: _last_scores(node.folder / "scores.jsonl") for node in nodes}
+            write_atomically(folder / OWN_SCORES, json.dumps(scores, indent=1) + "\n")
+        else:
+            save_outputs(folder, student, nodes)
+        return summary
+    except BaseException as error:
+        record.event("run_failed", reason=f"{type(error).__name__}: {error}")
+        raise
+
+
+def _last_scores(path: Path) -> dict[str, float]:
+    """A site's own scores: what only it may know in a real federation."""
+    last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    return {name: float(value) for name, value in last.items() if name not in ("verb", "round", "kind")}
+
+
+def _site_reasons(folder: Path) -> str:
+    """Why sites were left out, which a run that lost its quorum does not say itself."""
+    try:
+        lines = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return ""
+    found = {f"{line['site']}: {line['reason']}" for line in lines[-20:] if line["event"] == "left_out"}
+    return "".join(f"; {reason}" for reason in sorted(found))
+
+
+def _about(on: str, seconds: float, reused: bool) -> Facts:
+    import torch
+
+    cpu = round(time.process_time(), 2)  # of this process alone
+    return {
+        "on": on,
+        "seconds": round(seconds, 2),
+        "cpu_seconds": cpu,
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "reused": reused,
+    }
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        place, where, *options = sys.argv[1:]
+        shared = Path(options[options.index("--reuse") + 1]) if "--reuse" in options else None
+        sys.exit(main(Path(place), where, "--keep-models" in options, shared))
+    except KeyboardInterrupt:
+        sys.exit(130)

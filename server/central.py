@@ -1,0 +1,233 @@
+"""The central model: predicts, distils, validates on the server's labelled texts, and is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstill.common.config import RunConfig
+from fedstill.common.data.allocation import holdings
+from fedstill.common.data.splits import TextSet
+from fedstill.common.data.tasks import domain_scores, task_scores
+from fedstill.common.maths.feedback import Jacobian, directional_derivative, exact_feedback, through_adamw
+from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entropy
+from fedstill.common.models.learner import Learner, Practice, Rows
+from fedstill.common.models.loading import load_model
+from fedstill.common.models.tokens import Encoded
+from fedstill.common.randomness import derive
+from fedstill.common.states import State
+from fedstill.common.wire import Arrays
+
+NAME = "central"
+
+
+class Student:
+    """The central model with the texts that the server holds: public, labelled and test."""
+
+    def __init__(self, config: RunConfig) -> None:
+        if config.central.threads is not None:
+            torch.set_num_threads(config.central.threads)
+        held = holdings(config)
+        self.config, self.task = config, held.task
+        self.texts = held.splits
+        self.fingerprint = self.texts.public.fingerprint()
+        self.learner = self._new_learner()
+        model = self.learner.model
+        self.public = model.encode(self.texts.public.texts)
+        self.labelled = model.encode(self.texts.labelled.texts)
+        self.labels = self._labels_of(self.texts.labelled)
+        self.test_texts = model.encode(self.texts.test.texts)
+        self._place = (0, 0)
+
+    def _new_learner(self) -> Learner:
+        config = self.config
+        model = load_model(config.central.model_settings(config.train), self.task, derive(config.seed, NAME, "model"))
+        return Learner(NAME, model, config.central, config.train, config.seed)
+
+    def _labels_of(self, texts: TextSet) -> Tensor:
+        assert texts.labels is not None
+        return torch.from_numpy(texts.labels)
+
+    def begin_round(self, number: int) -> None:
+        """Draws of this round follow from its number."""
+        self._place = (number, 0)
+
+    @contextmanager
+    def _next_place(self) -> Iterator[None]:
+        number, step = self._place
+        self._place = (number, step + 1)
+        with self.learner.at(number, step):
+            yield
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of the task."""
+        return len(self.task.labels)
+
+    def predict(self, rows: Rows) -> np.ndarray:
+        """Logits on public rows."""
+        with self._next_place():
+            return self.learner.predict(self.public, rows)
+
+    def distil(self, rows: Rows, targets: np.ndarray, loss: str, epochs: int, practice: Practice) -> float:
+        """E_d epochs towards the targets on public rows (FedID eq. 7); the last epoch's mean loss."""
+        wanted = self._tensor(targets)
+        return self.fit_public(rows, lambda logits, places: LOSSES[loss](logits, wanted[places]), epochs, practice)
+
+    def fit_public(self, rows: Rows, loss: Callable[[Tensor, Rows], Tensor], epochs: int, practice: Practice) -> float:
+        """Epochs down any loss of the logits on public rows and their places among `rows`; the last epoch's mean."""
+        with self._next_place():
+            return self.learner.fit(self.public, rows, loss, epochs, "distil", practice)[-1]
+
+    def fit_labelled(self, epochs: int, practice: Practice) -> float:
+        """Epochs of CE on the server's labelled texts; the last epoch's mean loss."""
+        with self._next_place():
+            return self._fit_labelled(self.learner, epochs, practice)
+
+    def step(self, rows: Rows, targets: np.ndarray, practice: Practice) -> float:
+        """One step on soft CE(y, f(x0)) (FedID eq. 11); the loss before it."""
+        wanted = self._tensor(targets)
+        with self._next_place():
+            loss = soft_cross_entropy(self.learner.logits(self.public, rows, dropout=True), wanted)
+            self.learner.one_step(loss, "distil", practice)
+        return float(loss.detach())
+
+    def step_with_feedback(
+        self,
+        rows: Rows,
+        targets: np.ndarray,
+        query: Rows,
+        practice: Practice,
+        eta: float,
+        dropout: bool,
+        jacobian: Jacobian,
+    ) -> tuple[Tensor, float]:
+        """One step as in `step`, and G = dL_val / dy through it (FedID eq. 14, factored).
+
+        Through a plain gradient step G is exact; AdamW's second moment is taken as a constant.
+        """
+        model, place = self.learner.model, self._place
+        trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        old = {name: value.detach().clone() for name, value in trained.items()}
+        loss = self.step(rows, targets, practice)
+        with self._next_place():  # v, at the new weights
+            logits = self.learner.logits(self.labelled, query, dropout)
+            value = cross_entropy(logits, self.labels.to(logits.device)[query])
+            found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+        v = {n: torch.zeros_like(old[n]) if g is None else g for n, g in zip(trained, found, strict=True)}
+        if practice.optimizer == "adamw":
+            v = self._through_adamw(v, trained, practice)
+        model.train()  # as in `step`, whose dropout mask the same place draws again
+        batch = self.public.batch(rows)
+        derivative = directional_derivative(
+            lambda theta: torch.func.functional_call(model, theta, (batch,)).log_softmax(dim=-1),
+            old,
+            v,
+            jacobian,
+            lambda: self.learner.at(*place),
+        )
+        return exact_feedback(derivative, eta), loss
+
+    def _through_adamw(
+        self, v: dict[str, Tensor], trained: dict[str, torch.nn.Parameter], practice: Practice
+    ) -> dict[str, Tensor]:
+        """v through the step that the living AdamW has just taken; parameters that it did not move have none."""
+        optimizer = self.learner.optimizer("distil", practice)
+        group = optimizer.param_groups[0]
+        moved = {
+            name: optimizer.state[parameter] for name, parameter in trained.items() if parameter in optimizer.state
+        }
+        return {
+            name: through_adamw(
+                value, moved[name]["exp_avg_sq"], int(moved[name]["step"]), group["betas"], group["eps"]
+            )
+            if name in moved
+            else torch.zeros_like(value)
+            for name, value in v.items()
+        }
+
+    def validate(self, rows: Rows, dropout: bool) -> float:
+        """L_val: CE on rows of the server's labelled texts (FedID eq. 12)."""
+        with self._next_place(), torch.inference_mode():
+            logits = self.learner.logits(self.labelled, rows, dropout)
+            return float(cross_entropy(logits, self.labels.to(logits.device)[rows]))
+
+    def draw_labelled(self, count: int, *place: object) -> Rows:
+        """A batch of the server's labelled texts, drawn for a place in the run."""
+        rng = np.random.default_rng(derive(self.config.seed, "labelled", *place))
+        return rng.choice(len(self.labelled), size=min(count, len(self.labelled)), replace=False)
+
+    def test(self) -> dict[str, float]:
+        """The task's scores on the test texts, and its metric on those of each domain."""
+        return self._test(self.learner)
+
+    def _test(self, learner: Learner) -> dict[str, float]:
+        with learner.at("test"):
+            logits = learner.predict(self.test_texts, np.arange(len(self.test_texts)))
+        told = (self.task, np.asarray(self.texts.test.labels), logits, self.texts.test.domains)
+        return task_scores(*told) | domain_scores(*told)
+
+    def centralized(self, epochs: int, practice: Practice) -> dict[str, float]:
+        """The yardstick: the same model trained on everybody's private texts in one place, then tested."""
+        learner = self._new_learner()
+        with learner.at("centralized"):
+            self._fit_private(learner, epochs, practice)
+        return self._test(learner)
+
+    def fit_private(self, epochs: int, practice: Practice) -> float:
+        """Epochs of CE on everybody's private texts, where the run holds them; the last epoch's mean loss."""
+        with self._next_place():
+            return self._fit_private(self.learner, epochs, practice)[-1]
+
+    @cached_property
+    def private(self) -> Encoded:
+        """Everybody's private texts; empty where the sites bring their own."""
+        return self.learner.model.encode(self.texts.private.texts)
+
+    def _fit_private(self, learner: Learner, epochs: int, practice: Practice) -> list[float]:
+        labels = self._labels_of(self.texts.private).to(learner.model.device)
+        return learner.fit(
+            self.private,
+            np.arange(len(self.private)),
+            lambda logits, places: cross_entropy(logits, labels[places]),
+            epochs,
+            "local",
+            practice,
+        )
+
+    def reference(self, epochs: int) -> np.ndarray:
+        """Logits on all public rows of the same model as new, trained on nothing but the server's labelled texts."""
+        learner = self._new_learner()
+        with learner.at("reference"):
+            self._fit_labelled(learner, epochs, Practice(fresh=True))
+            found = learner.predict(self.public, np.arange(len(self.public)))
+        self.learner.compute_seconds += learner.compute_seconds
+        return found
+
+    def weights(self) -> Arrays:
+        """The central model's weights, as they travel."""
+        return self.learner.weights()
+
+    def load_weights(self, arrays: State) -> None:
+        """Take over weights, such as an average."""
+        self.learner.load_weights(arrays)
+
+    def _fit_labelled(self, learner: Learner, epochs: int, practice: Practice) -> float:
+        labels, rows = self.labels.to(learner.model.device), np.arange(len(self.labelled))
+        losses = learner.fit(
+            self.labelled,
+            rows,
+            lambda logits, places: cross_entropy(logits, labels[places]),
+            epochs,
+            "local",
+            practice,
+        )
+        return losses[-1]
+
+    def _tensor(self, targets: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(targets, np.float32)).to(self.learner.model.device)

@@ -1,0 +1,114 @@
+"""A site's own task: windows and spans, what a model is fed with, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedstill.common.config import ConfigError, ModelConfig, SiteTask
+from fedstill.common.config.files import check, load_run
+from fedstill.common.data.site_tasks import Corrupted, Item, Windows, Work, read_items
+from fedstill.common.data.tasks import TaskError
+from fedstill.common.models.bert2bert import MixedModel, load_mixed
+from fedstill.common.models.text_model import ModelError
+
+
+@pytest.fixture(scope="module")
+def bert() -> MixedModel:
+    return load_mixed(ModelConfig(name="tiny-bert", max_length=24), 2, 5)
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_long_passage_has_windows_that_overlap_and_the_span_is_the_answer(bert: MixedModel) -> None:
+    words = "the film was made by a man who loved the city and the sea and all of the people in it very much indeed"
+    item = Item(("who loved it", words), ("all of the people",), words.index("all of the people"))
+    task = SiteTask(kind="question-answering", train=Path("x"), query_length=4, stride=6)
+    windows = Windows(bert, task, [item])
+    assert len(windows.item) > 1
+    spans, found = windows.spans(), []
+    for number, (start, end) in enumerate(spans):
+        if end:
+            ids = windows.inputs.batch([number])["input_ids"][0, start : end + 1]
+            found.append(bert.tokenizer.decode(ids))
+    assert found
+    assert set(found) == {"all of the people"}
+    assert any(not end for _, end in spans)
+    # scores that point at the span give the answer, whichever window it is in
+    bert.span_scores = lambda inputs: torch.stack([  # type: ignore[method-assign]
+        torch.nn.functional.one_hot(torch.tensor(span), inputs["input_ids"].shape[1]).T.float() * (1 + span[1] > 1)
+        for span in spans])  # fmt: skip
+    assert windows.answers(bert) == ["all of the people"]
+    del bert.span_scores
+
+
+def test_denoising_wants_the_text_as_it_was_and_mlm_leaves_special_tokens_alone(bert: MixedModel) -> None:
+    texts = bert.encode(["a good film . the best . i saw", "bad ."])
+    rng = np.random.default_rng(1)
+    batch = Corrupted(bert, texts, "denoising", rng).batch(np.array([0, 1]))
+    wanted = [row[row >= 0].tolist() for row in batch["original"]]
+    plain = [texts.batch([n])["input_ids"][0].tolist() for n in range(2)]
+    assert wanted == [ids[1:] for ids in plain]  # without [CLS], and [SEP] ends it
+    assert batch["input_ids"][0, 0] == bert.tokenizer.cls_token_id
+    assert (batch["input_ids"] == bert.tokenizer.mask_token_id).any()
+    spoilt = Corrupted(bert, texts, "mlm", rng)
+    for _ in range(20):
+        found = spoilt.batch(np.array([0, 1]))
+        special = torch.isin(texts.batch([0, 1])["input_ids"], torch.tensor(bert.tokenizer.all_special_ids))
+        assert (found["masked"][special] == -100).all()
+
+
+def test_encoder_and_decoder_begin_as_the_encoder_and_masks_meet_the_word_vectors(bert: MixedModel) -> None:
+    state = bert.whole_state()
+    words = "embeddings.word_embeddings.weight"
+    assert torch.equal(state[f"encoder.{words}"], state[f"decoder.bert.{words}"])
+    assert {name.split(".")[0] for name in state} == {"encoder", "decoder", "mlm", "pooler", "classifier", "contrast"}
+    assert set(bert.trainable_state()) == {name for name in state if name.startswith("encoder.")}
+    hidden = torch.randn(3, 128)
+    dense = state["mlm.dense.weight"], state["mlm.dense.bias"]
+    bent = torch.nn.functional.gelu(hidden @ dense[0].T + dense[1])
+    normed = torch.nn.functional.layer_norm(bent, (128,), state["mlm.norm.weight"], state["mlm.norm.bias"])
+    expected = normed @ state[f"encoder.{words}"].T + state["mlm.bias"]
+    assert torch.allclose(bert.tokens(hidden), expected, atol=1e-5)
+
+
+def test_models_that_cannot_write_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"tiny-xlnet.*BERT-like or a T5-like"):
+        load_mixed(ModelConfig(name="tiny-xlnet"), 2, 1)
+
+
+def test_a_task_that_cannot_be_is_refused_with_the_cure(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"question": "q", "context": "it is red", "answer": "blue"}] * 3)
+    task = SiteTask(kind="question-answering", train=file)
+    with pytest.raises(TaskError, match=r"row 1: the answer 'blue' is not a part of its context; correct it"):
+        read_items(task, 1)
+    with pytest.raises(TaskError, match=r"no column 'text' \(task.text of summarisation\); columns: question"):
+        read_items(SiteTask(kind="summarisation", train=file), 1)
+    labels = write(tmp_path / "b.jsonl", [{"text": "t", "label": "x"}, {"text": "t", "label": "y"}] * 3)
+    with pytest.raises(TaskError, match=r"list every label in task\.labels"):
+        Work(SiteTask(kind="classification", train=labels, labels=["x", "z"]), 1)
+    for values, said in (
+        ({"kind": "translation", "train": "x"}, "kind: Input should be 'classification'"),
+        ({"kind": "question-answering", "train": "x", "text": "context"}, "names 2 columns"),
+        ({"kind": "summarisation", "train": "x", "labels": ["a"]}, "belong to classification"),
+        ({"kind": "summarisation", "train": "x", "fewest": 9, "most": 3}, "is above task.most = 3: lower it"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check(SiteTask, values, "site.toml")
+    with pytest.raises(ConfigError, match=r'set task.name = "mixed", or take \[sites.task\] out'):
+        load_run('[[sites]]\nname = "a"\n[sites.task]\nkind = "summarisation"\ntrain = "x"\n')
+
+
+def test_without_a_test_file_a_tenth_is_kept_back(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"text": f"text {n}", "summary": f"{n}"} for n in range(30)]
+    task = SiteTask(kind="summarisation", train=write(tmp_path / "a.jsonl", rows))
+    train, test = read_items(task, 1)
+    assert (len(train), len(test)) == (27, 3)
+    assert {item.text for item in train} | {item.text for item in test} == {str(row["text"]) for row in rows}
