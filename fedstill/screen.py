@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedstill.common.readable import size
+
 Facts = dict[str, Any]
 
 
@@ -166,12 +168,3 @@ def _score(metrics: Facts | None, metric: str) -> str:
 def _mean(summary: Facts, when: str, metric: str) -> str:
     values = [site[when][metric] for site in summary["sites"].values() if site[when]]
     return f"{sum(values) / len(values):.3f}" if values else "-"
-
-
-def size(count: float) -> str:
-    """Bytes as a person reads them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError

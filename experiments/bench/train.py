@@ -34,6 +34,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedstill.client.node import Node
 from fedstill.common.config import RunConfig
 from fedstill.common.models import text_model as models
+from fedstill.common.models.loading import load_model
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Failure, Reply
 from fedstill.server.central import Student
@@ -232,7 +233,7 @@ def begin(config: RunConfig) -> tuple[dict[str, Any], Any, dict[str, Any]]:
 
     held, nets, tokenizer = holdings(config), {}, None
     for name, learner in [("central", config.central), *((site.name, site) for site in config.sites)]:
-        model = models.load_model(learner.model_settings(config.train), held.task, derive(SEED, name, "model"))
+        model = load_model(learner.model_settings(config.train), held.task, derive(SEED, name, "model"))
         nets[name], tokenizer = model.net, model.tokenizer
     texts = {name: held.splits.private.select(rows) for name, rows in zip(SITES, held.shares, strict=True)}
     return nets, tokenizer, {**texts, "public": held.splits.public, "labelled": held.splits.labelled}

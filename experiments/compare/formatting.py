@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fedstill.common.readable import size
 from fedstill.experiments.compare.results import Results
 from fedstill.experiments.compare.significance import Difference, Spread
 from fedstill.experiments.compare.tables import Column
-from fedstill.screen import size
 
 LONG = 400  # letters of a failure's reason that fit beside a table
 

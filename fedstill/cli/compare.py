@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from fedstill.common.readable import duration
+
 if TYPE_CHECKING:
     from fedstill.experiments.compare.results import Results
     from fedstill.experiments.compare.runner import Progress
@@ -169,13 +171,6 @@ def status(progress: Progress) -> str:
     running += f"; and {len(progress.running) - SHOWN} more" if len(progress.running) > SHOWN else ""
     left = progress.left()
     return f"{running} · {'time left unknown yet' if left is None else f'about {duration(left)} left'}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _numbers(text: str) -> list[int]:

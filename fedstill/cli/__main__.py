@@ -1,0 +1,5 @@
+"""`python -m fedstill.cli`."""
+
+from fedstill.cli import main
+
+main()

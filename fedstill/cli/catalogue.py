@@ -1,0 +1,125 @@
+"""Commands that look around: models, methods, tasks, and who would get which texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstill.cli.tables import Json, console, print_table
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put these commands beside the others."""
+    for command in (models, methods, tasks, partition):
+        app.command()(command)
+
+
+def models(as_json: Json = False) -> None:
+    """List the built-in models; any AutoModel name or folder works as well."""
+    from fedstill.common.models.builtin import builtin_models
+
+    rows = [
+        {
+            "name": model.name,
+            "family": model.family,
+            "parameters": model.parameters,
+            "pretrained": model.pretrained,
+            "description": model.description,
+        }
+        for model in builtin_models()
+    ]
+    print(json.dumps(rows, indent=1)) if as_json else print_table(list(rows[0]), rows)
+
+
+def methods(as_json: Json = False) -> None:
+    """List the methods with their papers, presets and parameters."""
+    from fedstill.strategies import METHODS
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": method.name,
+            "paper": method.paper,
+            "presets": list(method.presets),
+            "models": "the same everywhere" if method.needs_same_models else "any mix",
+            "parameters": method.parameters().model_dump(mode="json", by_alias=True),
+        }
+        for method in METHODS.values()
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    print_table(["name", "paper", "presets", "models"], [{**row, "presets": ", ".join(row["presets"])} for row in rows])
+    console.print("Parameters with their defaults: fedstill methods --json; what each does: docs/METHODS.md")
+
+
+def tasks(
+    as_json: Json = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="Look for the files there instead of in $FEDSTILL_DATA.", show_default=False)
+    ] = None,
+) -> None:
+    """List the known tasks and whether their texts are at hand; other files and hub data sets need no entry here."""
+    from fedstill.common.data.tasks import KNOWN, SITE_SETS, TASKS, source_of
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": task.name,
+            "labels": list(task.labels),
+            "metric": task.metric,
+            "columns": list(task.text_columns),
+            "source": source_of(task.name, folder),
+            "hub": known.hub.name if (known := KNOWN.get(task.name)) and known.hub else None,
+            "title": task.title,
+        }
+        for task in TASKS.values()
+    ]
+    for found in SITE_SETS.values():  # of a site alone: task.name = "mixed"
+        hub = found.hub.name if found.hub else None
+        row: dict[str, Any] = {
+            "name": found.name,
+            "labels": [],
+            "metric": found.kind,
+            "columns": [],
+            "hub": hub,
+            "title": found.title,
+        }
+        rows.append({**row, "source": found.source(folder)})
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    shown = [
+        {**row, "labels": ", ".join(row["labels"]), "texts": "here" if row["source"] else row["hub"] and "on the hub"}
+        for row in rows
+    ]
+    print_table(["name", "labels", "metric", "texts", "title"], shown)
+    console.print(
+        "Which files, and where from: fedstill tasks --json, docs/TASKS.md. Set FEDSTILL_DATA or task.folder."
+    )
+
+
+def partition(
+    config: Annotated[str, typer.Argument(help="The run's configuration, a TOML file.", metavar="CONFIG.toml")],
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, such as data.alpha=0.1.")
+    ] = None,
+    by: Annotated[str, typer.Option(help="Count by [bold]label[/bold] or by [bold]domain[/bold].")] = "label",
+    picture: Annotated[Path | None, typer.Option(help="Draw it into this file (png, svg or pdf).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which texts each site of a run would get; nothing is started."""
+    from fedstill.cli.shares import dealt, draw
+    from fedstill.common.config.files import load_run
+
+    found = dealt(load_run(Path(config), change or []), by)
+    if picture is not None:
+        draw(found, picture)
+    if as_json:
+        print(json.dumps(found.rows(), indent=1))
+        return
+    print_table(["site", *found.kinds, "texts"], found.rows())
+    console.print(found.title, highlight=False)
+    if picture is not None:
+        console.print(f"Drawn in {picture}", highlight=False)
