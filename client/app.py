@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from logging import ERROR, INFO
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
 
-from fedstill.client.mixed import make_node
+from fedstill.client.own_task import make_node
 from fedstill.client.release.limits import check_files
 from fedstill.client.session import Door, Session
-from fedstill.client.verbs import VERBS
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig
 from fedstill.common.config.files import load_run, load_site
 from fedstill.common.wire import Ask, Facts, from_records, to_records
+from fedstill.strategies import all_verbs
 
 app = ClientApp()
+log = logging.getLogger("flwr")
 
 
 @app.query("join")
@@ -44,7 +44,7 @@ def join(message: Message, context: Context) -> Message:
         return Message(to_records({}, greeting), reply_to=message)
     session = Session(door, greeting, node.answer)
     end = session.serve()
-    log(INFO, "site %s: session over, %s", site.name, end)
+    log.info("site %s: session over, %s", site.name, end)
     traffic = {"bytes_up": session.bytes_out, "bytes_down": session.bytes_in, "connections": session.connections}
     return Message(to_records({}, {**traffic, **end}), reply_to=message)
 
@@ -52,7 +52,7 @@ def join(message: Message, context: Context) -> Message:
 def _told(config: RunConfig, context: Context, who: str, error: Exception) -> Exception:
     """What the server hears of a site that cannot begin: all of it, unless that may speak of the site's secret task."""
     if config.mixed and context.node_config.get("site") is not None:
-        log(ERROR, "%s: %s", who, error)
+        log.error("%s: %s", who, error)
         return RuntimeError(f"{who} cannot begin; its own log says why, since its task is its secret")
     return RuntimeError(f"{who}: {error}")
 
@@ -73,7 +73,7 @@ def answer_message(message: Message, context: Context) -> Message:
     return Message(to_records(reply.arrays, {"metrics": reply.metrics}), reply_to=message)
 
 
-for _verb in VERBS:
+for _verb in all_verbs():
     _kind, _, _action = _verb.partition(".")
     getattr(app, _kind)(_action)(answer_message)
 

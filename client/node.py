@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,20 +16,20 @@ from torch import Tensor
 from fedstill.client.release.ledger import Ledger
 from fedstill.client.release.limits import Gate
 from fedstill.client.release.privacy import Guard
-from fedstill.client.verbs import VERBS
-from fedstill.client.verbs.interactive import Pending
-from fedstill.client.verbs.mutual import Shared
 from fedstill.common import checkpoint
+from fedstill.common.checkpoint import Nested
 from fedstill.common.config import NAME, RunConfig, SiteConfig
 from fedstill.common.data.allocation import site_texts
 from fedstill.common.data.tasks import task_scores
 from fedstill.common.maths.losses import cross_entropy
-from fedstill.common.models.learner import Batches, Learner, Practice, Rows
+from fedstill.common.models.learner import Batches, Learner, Rows
 from fedstill.common.models.loading import load_model
+from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive
-from fedstill.common.states import State
-from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
+from fedstill.common.wire import Ask, Facts, Reply, WireError
 from fedstill.common.wire.compression import pack, unpack
+from fedstill.strategies import find_verb
+from fedstill.strategies.fedid import Pending
 
 Loss = Callable[[Tensor, Rows], Tensor]
 
@@ -43,9 +44,11 @@ class Node:
             raise WireError(f"the run's name {run!r} is no name for a folder")
         self.config, self.site, self.name = config, site, site.name
         self.folder = state_root / run
-        self.pending: Pending | None = None
-        self.second: Shared | None = None  # a second model beside the site's own, where a method has one
-        self.kept: Arrays = {}  # what verbs remember between rounds beside the model, in every checkpoint
+        self.checkpoints = self.folder / "checkpoints"
+        self.place = (0, 0)  # of the Ask that is worked on: round and step
+        self.pending: Pending | None = None  # FedID: a batch that waits for its feedback
+        self.second: Any = None  # a second model beside the site's own, where a method has one
+        self.kept: dict[str, Any] = {}  # what verbs remember between rounds beside the model, in every checkpoint
         self.ledger = Ledger(state_root / "ledger.jsonl", run)
         self.guard = None if site.privacy is None else Guard(site.privacy, state_root, run)
         self.gate = Gate(site, run, state_root, self._work)
@@ -78,7 +81,7 @@ class Node:
             "labels": list(self.task.labels),
             "public": self.fingerprint,
             "public_texts": len(self.public),
-            "rounds": checkpoint.rounds(self.folder / "checkpoints"),
+            "rounds": checkpoint.rounds(self.checkpoints),
         }
 
     def answer(self, ask: Ask) -> Reply:
@@ -93,17 +96,16 @@ class Node:
 
     def _work(self, ask: Ask) -> Reply:
         """Draw from the seed of the Ask's place in the run."""
-        if ask.verb not in VERBS:
-            raise WireError(f"this site knows no verb {ask.verb!r}; known: {', '.join(sorted(VERBS))}")
+        verb = find_verb(ask.verb)
         began = time.perf_counter()
         ask = Ask(ask.verb, unpack(ask.arrays), ask.settings)
-        with self.learner.at(ask.settings.get("round", 0), ask.settings.get("step", 0)):
-            arrays, metrics = VERBS[ask.verb](self, ask)
-        told: State = arrays
+        self.place = (int(ask.settings.get("round", 0)), int(ask.settings.get("step", 0)))
+        with self.learner.at(*self.place):
+            arrays, metrics = verb.answered(self, ask)
         if self.guard is not None:
-            told, metrics = self.guard.cover(ask, told, metrics)
+            arrays, metrics = self.guard.cover(ask, arrays, metrics)
         seconds = round(time.perf_counter() - began, 6)
-        return Reply(self.name, pack(told, self.config.exchange.predictions), {**metrics, "seconds": seconds})
+        return Reply(self.name, pack(arrays, self.config.exchange.predictions), {**metrics, "seconds": seconds})
 
     # --- between two plain Flower messages ---
 
@@ -111,8 +113,8 @@ class Node:
         """Keep everything that the next message needs, since this process ends with this one."""
         pending = self.pending
         facts = {"pending": None if pending is None else [*pending.place, pending.dropout]}
-        arrays = {} if pending is None else {"pending": pending.rows}
-        checkpoint.save(self.folder / "work", number, {**self.state(), **arrays}, facts, keep=2)
+        rows = {} if pending is None else {"pending": pending.rows}
+        checkpoint.save(self.folder / "work", number, {**self.state(), **rows}, facts, keep=2)
 
     def forget_work(self) -> None:
         """A session begins: what an earlier one put away between its messages is not this one's."""
@@ -120,10 +122,10 @@ class Node:
 
     def take_up(self) -> None:
         """Be the node that put itself away last."""
-        found = checkpoint.newest(self.folder / "work")
-        if found is None:
+        newest = checkpoint.newest(self.folder / "work")
+        if newest is None:
             return
-        _, arrays, facts, _ = found
+        _, arrays, facts, _ = newest
         rows = arrays.pop("pending", None)
         self.load_state(arrays)
         if rows is not None:
@@ -132,14 +134,15 @@ class Node:
 
     # --- parts that verbs share ---
 
-    def state(self) -> Arrays:
+    def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: the model, its optimizers, and what families of verbs remember under `kept`."""
-        return {**self.learner.state(), **{f"kept/{name}": value for name, value in self.kept.items()}}
+        return {**self.learner.state(), "kept": self.kept}
 
-    def load_state(self, arrays: Arrays) -> None:
+    def load_state(self, state: Nested) -> None:
         """Take up what `state` gave."""
-        self.kept = {name.removeprefix("kept/"): value for name, value in arrays.items() if name.startswith("kept/")}
-        self.learner.load_state({name: value for name, value in arrays.items() if not name.startswith("kept/")})
+        self.kept = dict(state.get("kept", {}))
+        self.learner.load_state(state)
+        self.pending = None
 
     def train_privately(self, epochs: int, practice: Practice, loss: Loss | None = None) -> list[float]:
         """Epochs of the task's loss on the private texts, each one pass or `train.epoch_steps`; mean loss of each."""
@@ -162,6 +165,10 @@ class Node:
         """The task's scores on the test texts."""
         logits = self.learner.predict(self.test, np.arange(len(self.test)))
         return dict(task_scores(self.task, np.asarray(self.test_labels), logits, self.texts.test.domains))
+
+    def own_scores(self) -> dict[str, float]:
+        """Scores that only this site may know; none where the task is everybody's."""
+        return {}
 
     def public_rows(self, rows: np.ndarray) -> Rows:
         """Row numbers that came over the wire, if they are some."""

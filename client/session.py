@@ -130,7 +130,7 @@ class Session:
             if not isinstance(settings, dict):
                 raise WireError("the settings of an Ask are not a table")
             reply = self.answer(Ask(str(frame.facts.get("verb"))[:200], frame.arrays, settings))
-            answer = Frame(REPLY, frame.number, reply.arrays, {"metrics": reply.metrics})
+            answer = Frame.of(REPLY, frame.number, reply.packed)
             check_travels(answer, self.door.limit)
         except Exception as error:  # the coordinator leaves this site out of the step and says why
             return Frame(ERROR, frame.number, facts={"reason": f"{type(error).__name__}: {error}"[:2000]})

@@ -9,8 +9,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -29,13 +30,16 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written or read; the text names the file."""
 
 
-def save(folder: Path, number: int, arrays: State, facts: Facts, keep: int = KEEP) -> Path:
+Nested = Mapping[str, Any]  # arrays by name, or tables of such
+
+
+def save(folder: Path, number: int, arrays: Nested, facts: Facts, keep: int = KEEP) -> Path:
     """Write the checkpoint of round `number`: files first, then their checksums, then the name."""
     target, draft = folder / f"round-{number:05d}", folder / f".draft-{os.getpid()}-{number:05d}"
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        content = {"arrays.safetensors": _packed(arrays), "facts.json": [json.dumps(facts, indent=1).encode()]}
+        content = {"arrays.safetensors": _packed(flat(arrays)), "facts.json": [json.dumps(facts, indent=1).encode()]}
         sums = {name: _write(draft / name, pieces) for name, pieces in content.items()}
         _write(draft / "sha256.json", [json.dumps(sums).encode()])
         if target.exists():
@@ -52,8 +56,8 @@ def save(folder: Path, number: int, arrays: State, facts: Facts, keep: int = KEE
     return target
 
 
-def load(folder: Path, number: int) -> tuple[Arrays, Facts]:
-    """Arrays and facts of round `number`, or a CheckpointError that names the damaged file."""
+def load(folder: Path, number: int) -> tuple[dict[str, Any], Facts]:
+    """Arrays, nested as they were saved, and facts of round `number`; a CheckpointError names the damaged file."""
     source = folder / f"round-{number:05d}"
     try:
         sums = json.loads((source / "sha256.json").read_bytes())
@@ -61,7 +65,7 @@ def load(folder: Path, number: int) -> tuple[Arrays, Facts]:
         for name, data in content.items():
             if hashlib.sha256(data).hexdigest() != sums.get(name):
                 raise CheckpointError(f"{source / name}: damaged (its checksum differs)")
-        return safetensors.numpy.load(content["arrays.safetensors"]), json.loads(content["facts.json"])
+        return nested(safetensors.numpy.load(content["arrays.safetensors"])), json.loads(content["facts.json"])
     except OSError as error:
         raise CheckpointError(f"{error.filename or source}: cannot be read ({error.strerror})") from None
     except (ValueError, AttributeError, SafetensorError) as error:
@@ -75,7 +79,7 @@ def rounds(folder: Path) -> list[int]:
     return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.match(entry.name)))
 
 
-def newest(folder: Path, among: set[int] | None = None) -> tuple[int, Arrays, Facts, list[str]] | None:
+def newest(folder: Path, among: set[int] | None = None) -> tuple[int, dict[str, Any], Facts, list[str]] | None:
     """The newest checkpoint that can be read, with what was wrong with newer ones."""
     problems: list[str] = []
     for number in reversed(rounds(folder)):
@@ -88,6 +92,29 @@ def newest(folder: Path, among: set[int] | None = None) -> tuple[int, Arrays, Fa
         else:
             return number, arrays, facts, problems
     return None
+
+
+def flat(arrays: Nested) -> Arrays:
+    """Tables of arrays as one, their names joined by a slash."""
+    found: Arrays = {}
+    for name, value in arrays.items():
+        if isinstance(value, Mapping):
+            found.update({f"{name}/{inner}": array for inner, array in flat(value).items()})
+        else:
+            found[name] = value
+    return found
+
+
+def nested(arrays: State) -> dict[str, Any]:
+    """What `flat` was given; tables without an array are gone."""
+    found: dict[str, Any] = {}
+    for path, value in arrays.items():
+        *tables, name = path.split("/")
+        place = found
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[name] = value
+    return found
 
 
 def append_line(path: Path, line: str, mode: int = 0o644) -> None:

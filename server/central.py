@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -10,29 +10,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstill.common.config import RunConfig
-from fedstill.common.data.allocation import holdings
-from fedstill.common.data.splits import TextSet
+from fedstill.common.config import LearnerConfig, RunConfig
+from fedstill.common.data.allocation import allocate
+from fedstill.common.data.splits import Splits, TextSet
 from fedstill.common.data.tasks import domain_scores, task_scores
 from fedstill.common.maths.feedback import Jacobian, directional_derivative, exact_feedback, through_adamw
 from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entropy
-from fedstill.common.models.learner import Learner, Practice, Rows
+from fedstill.common.models.bert2bert import GROUPS, MixedModel, load_mixed
+from fedstill.common.models.learner import Learner, Rows
 from fedstill.common.models.loading import load_model
 from fedstill.common.models.tokens import Encoded
+from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive
 from fedstill.common.states import State
-from fedstill.common.wire import Arrays
+from fedstill.common.wire import Arrays, Facts
+from fedstill.server import model_card
+from fedstill.strategies import Method
 
 NAME = "central"
 
 
-class Student:
+class CentralModel:
     """The central model with the texts that the server holds: public, labelled and test."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.central.threads is not None:
             torch.set_num_threads(config.central.threads)
-        held = holdings(config)
+        held = allocate(config)
         self.config, self.task = config, held.task
         self.texts = held.splits
         self.fingerprint = self.texts.public.fingerprint()
@@ -63,6 +67,26 @@ class Student:
         self._place = (number, step + 1)
         with self.learner.at(number, step):
             yield
+
+    def check_method(self, method: Method) -> None:
+        """Refuse a method for which this is no central model."""
+        if method.own_tasks == "needed":
+            raise ValueError(
+                f'{method.name} is for sites with tasks of their own: set task.name = "mixed", and [sites.task]'
+            )
+
+    def another(self, settings: LearnerConfig) -> CentralModel:
+        """A second model of the server's, of another kind, with the same texts."""
+        return CentralModel(self.config.model_copy(update={"central": settings}))
+
+    def card(self, summary: Facts) -> str:
+        """The model card of what the run ends with."""
+        return model_card.classifier(self.config, self.learner.model, summary)
+
+    @property
+    def labels_agreed(self) -> list[str] | None:
+        """The labels that every site must have in this order."""
+        return list(self.task.labels)
 
     @property
     def classes(self) -> int:
@@ -231,3 +255,75 @@ class Student:
 
     def _tensor(self, targets: np.ndarray) -> Tensor:
         return torch.from_numpy(np.asarray(targets, np.float32)).to(self.learner.model.device)
+
+
+class SharedModel(CentralModel):
+    """A central model that is never trained nor tested: the first state of all sites, and a mean of what they share."""
+
+    def __init__(self, config: RunConfig) -> None:
+        if config.central.threads is not None:
+            torch.set_num_threads(config.central.threads)
+        none = TextSet((), np.empty(0, np.int64))
+        self.config = config
+        self.texts = Splits(none, none, none, none)
+        self.fingerprint = none.fingerprint()
+        self.model = load_mixed(config.central.model_settings(config.train), 0, derive(config.seed, NAME, "model"))
+        self.learner = Learner(NAME, self.model, config.central, config.train, config.seed)
+        self.public = self.labelled = self.test_texts = self.model.encode([])
+        self.labels = torch.empty(0, dtype=torch.long)
+        self._place = (0, 0)
+
+    model: MixedModel
+
+    def check_method(self, method: Method) -> None:
+        """Refuse a method that needs one task."""
+        if method.own_tasks == "refused":
+            raise ValueError(
+                f'{method.name} needs texts and labels that all sites share, and with task.name = "mixed" they have '
+                "tasks of their own: choose a method that exchanges parameters, such as atc or fedavg"
+            )
+
+    def card(self, summary: Facts) -> str:
+        """The card of a shared part without a task."""
+        return model_card.shared_part(self.config, self.model, summary)
+
+    @property
+    def labels_agreed(self) -> list[str] | None:
+        """None: the sites' labels are their secrets."""
+        return None
+
+    @property
+    def classes(self) -> int:
+        """None that the server knows."""
+        return 0
+
+    @property
+    def width(self) -> int:
+        """Of the encoder's hidden states."""
+        return self.model.width
+
+    def test(self) -> dict[str, float]:
+        """Nothing: the tasks are the sites'."""
+        return {}
+
+    def shared(self) -> Arrays:
+        """Encoder, decoder and MLM head, as every site begins with them."""
+        return {name: value.detach().cpu().numpy().copy() for name, value in self.model.group(GROUPS).items()}
+
+    def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take over a state of encoder, decoder and MLM head, such as a mean."""
+        self.model.fill(
+            self.model.group(GROUPS), {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
+        )
+
+    def read_tokens(self, features: np.ndarray) -> np.ndarray:
+        """argmax of the held MLM head for features (items x places)."""
+        self.model.eval()
+        with self._next_place(), torch.inference_mode():
+            rows = (torch.from_numpy(item).to(self.model.device) for item in features)
+            return np.stack([self.model.tokens(row).argmax(dim=-1).cpu().numpy().astype(np.int32) for row in rows])
+
+
+def make_central(config: RunConfig) -> CentralModel:
+    """The server's model, as the run's task wants it."""
+    return SharedModel(config) if config.mixed else CentralModel(config)

@@ -1,42 +1,19 @@
-"""Where a run's seconds and bytes went, phase by phase."""
+"""Where a run's seconds and bytes went, phase by phase, beside the paper's arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from fedstill.common.config import RunConfig
 from fedstill.common.wire import Facts, Reply
+from fedstill.server.central import CentralModel
+from fedstill.strategies import Method
+from fedstill.strategies.formulas import sizes_of
 
 Bytes = Mapping[str, tuple[int, int]]
 
-# The phase that an Ask belongs to, by its verb; other verbs belong to the phase that they interrupt.
-PHASES = {
-    "evaluate.alone": "alone",
-    "query.shapes": "joining",
-    "train.local": "local training",
-    "train.parameters": "local training",
-    "train.ditto": "local training",
-    "query.predictions": "prediction",
-    "query.bias": "noise probing",
-    "query.counts": "class counts",
-    "train.weights": "weights back",
-    "train.balanced": "local training",
-    "query.trained": "post-processing",
-    "query.scores": "scoring",
-    "train.mutual": "mutual distillation",
-    "train.change": "weights back",
-    "query.logits": "interactive",
-    "train.feedback": "interactive",
-    "train.distil": "distillation",
-    "train.corrupted": "assign",
-    "train.shared": "weights back",
-    "query.features": "synthetic set",
-    "query.representations": "representations",
-    "train.contrast": "contrast",
-    "evaluate.test": "evaluation",
-}
 
-
-class Spending:
+class Costs:
     """Seconds by phase (sites, central, exchange) and bytes by site and phase (up, down)."""
 
     def __init__(self) -> None:
@@ -89,3 +66,25 @@ class Spending:
         """Take up what `facts` gave."""
         self.phases, self.traffic = facts["phases"], facts["traffic"]
         self.setup, self.total = facts["setup"], facts["total"]
+
+
+def by_formula(method: Method, config: RunConfig, central: CentralModel, site: Facts, happened: Iterable[str]) -> Facts:
+    """The bytes that the paper's arithmetic gives a site for the whole run, by phase; empty where it has none."""
+    settings = method.p.model_dump()
+    known = method.formula is not None and central.classes and method.p.participation == 1
+    if not known or method.formula is None or settings.get("private"):
+        return {}
+    sizes = sizes_of(
+        settings,
+        public=len(central.public),
+        classes=central.classes,
+        batch=central.learner.batch_size,
+        parameters=int(site.get("travelling", 0)),
+        predictions=config.exchange.predictions,
+    )
+    phases, rounds = set(happened), config.rounds
+    return {
+        phase: {"up": up * rounds, "down": down * rounds}
+        for phase, (up, down) in method.formula(sizes).items()
+        if phase in phases
+    }

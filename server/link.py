@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,9 @@ from fedstill.common.config import RunConfig
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, from_records, size_of, to_records
 from fedstill.common.wire.spool import Spool
 from fedstill.server.exchange import Exchange
+from fedstill.server.record import Record
+
+log = logging.getLogger("flwr")
 
 Admit = Callable[[Facts], str | None]
 Notice = Callable[[str, Facts], None]
@@ -74,7 +78,7 @@ class LocalLink(Link):
             except Exception as error:
                 yield Failure(name, f"{type(error).__name__}: {error}")
                 continue
-            self._bytes[name][0] += size_of(reply.arrays, {"metrics": reply.metrics})
+            self._bytes[name][0] += reply.size
             yield reply
 
     def traffic(self) -> dict[str, tuple[int, int]]:
@@ -327,3 +331,16 @@ class MessageLink(FlowerLink):
 
     def close(self, facts: Facts) -> None:
         self.notice("closed", facts)
+
+
+def open_link(grid: Grid, config: RunConfig, record: Record, admit: Admit) -> FlowerLink:
+    """The link that the run's configuration wants; returns when every site has joined."""
+
+    def notice(kind: str, facts: Facts) -> None:
+        record.event(kind, **facts)
+        log.info("%s: %s", kind, facts)
+
+    run = record.folder.name
+    if config.exchange.link == "stream":
+        return StreamLink(grid, config, run, admit, notice, Spool(record.folder))
+    return MessageLink(grid, config, run, admit, notice)

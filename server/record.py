@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fedstill.common import checkpoint
-from fedstill.common.checkpoint import append_line, write_atomically
+from fedstill.common.checkpoint import Nested, append_line, write_atomically
 from fedstill.common.config import RunConfig
 from fedstill.common.models.text_model import TextModel
-from fedstill.common.wire import Arrays, Facts
+from fedstill.common.wire import Facts
 
+Watch = Callable[[dict[str, Any]], None]
 PROGRESS_EVERY = 0.5  # seconds between two progress events
 
 
@@ -26,8 +29,8 @@ class RecordError(RuntimeError):
 class Record:
     """Everything a run writes. `events.jsonl` is append-only; progress bars, reports and tests read it."""
 
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        self.folder, self.config = folder, config
+    def __init__(self, folder: Path, config: RunConfig, watch: Watch | None = None) -> None:
+        self.folder, self.config, self.watch = folder, config, watch
         with self._writing():
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / "config.toml").exists():
@@ -47,9 +50,11 @@ class Record:
 
     def event(self, kind: str, **facts: object) -> None:
         """Append one line to events.jsonl."""
-        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **facts}
+        line: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **facts}
         with self._writing():
             append_line(self.folder / "events.jsonl", json.dumps(line))
+        if self.watch is not None:
+            self.watch(line)
 
     def progress(self, phase: str, done: int, total: int, **facts: object) -> None:
         """How far a phase is; most of these are skipped, the last one never."""
@@ -68,7 +73,7 @@ class Record:
             writer.writerows(rows)
         draft.replace(self.folder / "metrics.csv")
 
-    def save_round(self, number: int, arrays: Arrays, facts: Facts) -> None:
+    def save_round(self, number: int, arrays: Nested, facts: Facts) -> None:
         """The server's checkpoint of a round."""
         path = checkpoint.save(self.checkpoints, number, arrays, facts)
         self.event("checkpoint", round=number, path=str(path.relative_to(self.folder)))
@@ -78,71 +83,25 @@ class Record:
         with self._writing():
             write_atomically(self.folder / "summary.json", json.dumps(facts, indent=2) + "\n")
 
-    def save_central(self, model: TextModel, summary: Facts) -> None:
+    def save_central(self, model: TextModel, card: str) -> None:
         """The central model as transformers loads it, with a model card."""
         folder = self.folder / "central"
         model.save(folder)
-        (folder / "README.md").write_text(_card(self.config, model, summary), encoding="utf-8")
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _card(config: RunConfig, model: TextModel, summary: Facts) -> str:
-    """A model card in the form that model hubs read."""
-    if config.mixed:
-        return _card_of_mixed(config, model, summary)
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in summary["central"].items())
-    sites = "\n".join(
-        f"| {name} | {site['family']} | {site['texts']} | {_score(site['alone'])} | {_score(site['after'])} |"
-        for name, site in summary["sites"].items()
-    )
-    load = "AutoModelForSeq2SeqLM" if model.writes else "AutoModelForSequenceClassification"
-    return f"""---
-library_name: transformers
-pipeline_tag: {"text2text-generation" if model.writes else "text-classification"}
-tags: [federated-learning, distillation, fedstill]
----
-# {config.name}: central model of a federation
-
-Trained by **{summary["method"]}** (preset `{summary["preset"]}`, seed {summary["seed"]}, {summary["rounds"]} rounds)
-on the task `{model.task.name}` from the base model `{Path(config.central.model).name}` ({model.family}).
-It never saw the private texts of a site.
-
-* Labels: {", ".join(f"{number} = {label}" for number, label in enumerate(model.task.labels))}
-* Longest text: {model.max_length} tokens
-* Scores on {summary["test_texts"]} test texts: {scores}
-
-| site | family | private texts | alone (accuracy) | after (accuracy) |
-|---|---|---|---|---|
-{sites}
-
-```python
-from transformers import {load}, AutoTokenizer
-model, tokenizer = {load}.from_pretrained("central"), AutoTokenizer.from_pretrained("central")
-```
-"""
-
-
-def _card_of_mixed(config: RunConfig, model: TextModel, summary: Facts) -> str:
-    sites = "\n".join(
-        f"| {name} | {site['texts']} | {_score(site['alone'], 'score')} | {_score(site['after'], 'score')} |"
-        for name, site in summary["sites"].items()
-    )
-    return f"""---
-library_name: transformers
-pipeline_tag: feature-extraction
-tags: [federated-learning, fedstill]
----
-# {config.name}: what the sites of a federation share
-
-Trained by **{summary["method"]}** (preset `{summary["preset"]}`, seed {summary["seed"]}, {summary["rounds"]} rounds)
-from `{Path(config.central.model).name}` ({model.family}). Every site has a task of its own, so this is the shared
-part alone: it has no head, and no score. A site's score is the mean of its task's metrics; which
-these are only the site knows.
-
-| site | private texts | alone | after |
-|---|---|---|---|
-{sites}
-"""
-
-
-def _score(metrics: Facts | None, metric: str = "accuracy") -> str:
-    return "-" if not metrics else f"{metrics[metric]:.4f}"
+@contextlib.contextmanager
+def recorded(config: RunConfig, folder: Path, resume: bool, watch: Watch | None = None) -> Iterator[Record]:
+    """A run that fails says why in its events and its summary before anybody else hears of it."""
+    record = Record(folder, config, watch)
+    record.event("run_started", run=folder.name, method=config.method.name, resume=resume, pid=os.getpid())
+    try:
+        yield record
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(RecordError):  # of a disk that is full; the error itself says so
+            record.event("run_failed", reason=reason)
+            if not (folder / "summary.json").exists():
+                facts = {"status": "failed", "reason": reason, "method": config.method.name, "seed": config.seed}
+                record.summary(facts)
+        raise

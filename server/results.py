@@ -7,8 +7,8 @@ from typing import Any
 
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Facts
-from fedstill.server.central import Student
-from fedstill.server.costs import Spending
+from fedstill.server.central import CentralModel
+from fedstill.server.costs import Costs
 
 NOT_SCORES = ("round", "node", "seconds", "loss")
 
@@ -51,8 +51,8 @@ class Results:
         self,
         about: Facts,
         config: RunConfig,
-        student: Student,
-        spending: Spending,
+        central: CentralModel,
+        costs: Costs,
         sites: Mapping[str, Facts],
         formulas: Mapping[str, Facts],
     ) -> Facts:
@@ -64,9 +64,9 @@ class Results:
             "seed": config.seed,
             "rounds": config.rounds,
             "link": config.exchange.link,
-            "test_texts": len(student.test_texts),
+            "test_texts": len(central.test_texts),
             "central": self.central(),
-            "central_model": {"family": student.learner.model.family, "model": short_name(config.central.model)},
+            "central_model": {"family": central.learner.model.family, "model": short_name(config.central.model)},
             "sites": {
                 name: {
                     "family": facts["family"],
@@ -74,15 +74,15 @@ class Results:
                     "texts": facts["texts"],
                     "alone": self.alone.get(name),
                     "after": after.get(name),
-                    **spending.site(name),
+                    **costs.site(name),
                     "formula": formulas[name],
                     **({"privacy": self.privacy[name]} if name in self.privacy else {}),
                 }
                 for name, facts in sites.items()
             },
             "centralized": self.centralized,
-            "seconds": spending.seconds(),
-            "phases": spending.phases,
+            "seconds": costs.seconds(),
+            "phases": costs.phases,
         }
 
 

@@ -1,13 +1,14 @@
-"""One file a method, its paper named in the first line."""
+"""The methods: one file each with both halves, its paper named in the first line."""
 
 from __future__ import annotations
 
 import difflib
 
+from fedstill.common.catalogue import Catalogue
 from fedstill.common.config import ConfigError, MethodConfig
 from fedstill.common.config.files import check
-from fedstill.strategies.adafd.method import AdaFD
-from fedstill.strategies.atc.method import ATC
+from fedstill.strategies.adafd import AdaFD
+from fedstill.strategies.atc import ATC
 from fedstill.strategies.base import Method, Params
 from fedstill.strategies.bounds import Centralized, Isolated
 from fedstill.strategies.cronus import Cronus
@@ -18,7 +19,7 @@ from fedstill.strategies.fedavg import FedAvg
 from fedstill.strategies.fedavg_st import FedAvgST
 from fedstill.strategies.fedbn import FedBN
 from fedstill.strategies.feddf import FedDF
-from fedstill.strategies.feddrs.method import FedDRS
+from fedstill.strategies.feddrs import FedDRS
 from fedstill.strategies.feded import FedED
 from fedstill.strategies.fedid import FedID
 from fedstill.strategies.fedkd import FedKD
@@ -29,18 +30,30 @@ from fedstill.strategies.flower_rules import Bulyan, FedAdam, FedMedian, FedTrim
 from fedstill.strategies.logit_fedavg import LogitFedAvg
 from fedstill.strategies.mhat import MHAT
 from fedstill.strategies.percfl import PerCFL
-from fedstill.strategies.sinkhorn.method import Entropy, Sinkhorn
+from fedstill.strategies.sinkhorn import Entropy, Sinkhorn
 from fedstill.strategies.spfl import SPFL
+from fedstill.strategies.verbs import VERBS, Verb, find_verb
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        *(FedID, AdaFD, DSFL, FedAvg, FedDF, FedED, FedKD, MHAT, FedMD, Cronus, LogitFedAvg, Sinkhorn, Entropy),
-        *(FedProx, FedAvgST, Ditto, FedBN, PerCFL, SPFL),
-        *(FedAdam, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan),
-        *(FedDRS, FedAUX, FedKDMutual, ATC, Isolated, Centralized),
-    )
-}
+__all__ = ["METHODS", "VERBS", "Method", "Params", "all_verbs", "find_method", "find_verb", "make_method"]
+
+METHODS: Catalogue[type[Method]] = Catalogue(
+    "fedstill.methods",
+    {
+        method.name: method
+        for method in (
+            *(FedID, AdaFD, DSFL, FedAvg, FedDF, FedED, FedKD, MHAT, FedMD, Cronus, LogitFedAvg, Sinkhorn, Entropy),
+            *(FedProx, FedAvgST, Ditto, FedBN, PerCFL, SPFL),
+            *(FedAdam, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan),
+            *(FedDRS, FedAUX, FedKDMutual, ATC, Isolated, Centralized),
+        )
+    },
+)
+
+
+def all_verbs() -> dict[str, Verb]:
+    """Every verb that this installation knows, those of installed methods too."""
+    METHODS.load_installed()
+    return VERBS
 
 
 def find_method(config: MethodConfig) -> tuple[type[Method], Params]:
@@ -56,3 +69,9 @@ def find_method(config: MethodConfig) -> tuple[type[Method], Params]:
         )
     values = {**method.presets[config.preset], **config.parameters()}
     return method, check(method.parameters, values, f"[method] {config.name}")
+
+
+def make_method(config: MethodConfig) -> Method:
+    """The method that [method] describes."""
+    kind, params = find_method(config)
+    return kind(params)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from fedstill.strategies.base import Method, Params, Round
-from fedstill.strategies.predictions import mean_loss
+from fedstill.strategies.base import Method, Round, mean_loss
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 PRESETS = {"paper": {}, "authors_code": {"optimizer_state": "fresh", "schedule": "call"}}
 
@@ -16,12 +18,10 @@ class Isolated(Method):
     name = "isolated"
     paper = "lower bound"
     presets: ClassVar = PRESETS
-    any_task = True
-    p: Params
+    own_tasks = "possible"
 
-    def round(self, number: int) -> Round:
-        replies = yield self.local_training()
-        return {"loss": mean_loss(replies)}
+    def round(self, fed: Federation) -> Round:
+        return {"loss": mean_loss((yield self.train_locally(fed)))}
 
 
 class Centralized(Method):
@@ -30,13 +30,12 @@ class Centralized(Method):
     name = "centralized"
     paper = "upper bound"
     presets: ClassVar = PRESETS
-    p: Params
 
-    def round(self, number: int) -> Round:
-        if not len(self.student.private):
+    def round(self, fed: Federation) -> Round:
+        if not len(fed.central.private):
             raise ValueError(
                 "centralized trains on all private texts in one place, and here they are with the sites "
                 "(data.private = 0); run it on a task whose texts the run deals out, or choose another method"
             )
         yield from ()  # nobody is asked
-        return {"loss": self.student.fit_private(self.p.local_epochs, self.practice())}
+        return {"loss": fed.central.fit_private(self.p.local_epochs, self.practice(fed))}

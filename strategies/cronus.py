@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedstill.common.maths.robust import Aggregation
-from fedstill.common.wire import Ask
-from fedstill.strategies.base import Round
-from fedstill.strategies.predictions import WarmedMethod, WarmedParams, mean_loss, names
+from fedstill.strategies.base import Round, mean_loss, names
+from fedstill.strategies.formulas import both_ways
+from fedstill.strategies.predictions import Distil, WarmedMethod, WarmedParams, ask_predictions, distil
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 
 class CronusParams(WarmedParams):
@@ -23,15 +26,13 @@ class Cronus(WarmedMethod):
     paper = "Chang et al. 2019"
     parameters = CronusParams
     presets: ClassVar = {"paper": {}, "authors_code": {}}
+    formula = staticmethod(both_ways)
     p: CronusParams
 
-    def round(self, number: int) -> Round:
-        rows, sites = self.public_rows, (yield from self.warm_up(number))  # step 1
-        replies = yield self.ask_predictions(rows, sites)  # step 2
+    def round(self, fed: Federation) -> Round:
+        rows, sites = fed.public_rows, (yield from self.warm_up(fed))  # step 1
+        replies = yield ask_predictions(fed, rows, sites)  # step 2
         y = self.mean_probabilities(replies)  # step 3
-        settings = {"private": True, "loss": "soft", "epochs": self.p.local_epochs, **self.told(self.practice())}
-        trained = yield Ask("train.distil", {"rows": rows, "targets": y}, settings, to=names(replies))  # step 4
-        return {
-            "loss": self.distil_at_server(rows, y, "soft"),
-            "site_loss": mean_loss(trained),
-        }
+        lesson = Distil(rows, y, "soft", self.p.local_epochs, self.practice(fed), private=True)
+        trained = yield distil.ask(lesson, to=names(replies))  # step 4
+        return {"loss": self.distil_at_server(fed, rows, y, "soft"), "site_loss": mean_loss(trained)}

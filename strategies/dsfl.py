@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedstill.common.maths.ensemble import by_size, entropy_reduction, softmax, uniform
-from fedstill.common.maths.robust import Aggregation, combine
-from fedstill.common.wire import Ask, predictions
-from fedstill.strategies.base import Method, Params, Round
+from fedstill.common.maths.ensemble import entropy_reduction
+from fedstill.strategies.base import Round, names
+from fedstill.strategies.formulas import both_ways
+from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 
-class DSFLParams(Params):
+class DSFLParams(EnsembleParams):
     """Original: mean of probabilities, uniform weights, soft targets. FedID's code: mean of logits, hard targets."""
 
-    distill_epochs: int = Field(3, ge=1)
     temperature: float = Field(0.1, gt=0)
     era_input: Literal["probs", "logits"] = "probs"
     target: Literal["soft", "hard"] = "soft"
-    weights: Literal["uniform", "size"] = "uniform"
-    aggregation: Aggregation = "mean"  # the others count every site once
+    weights: Literal["size", "uniform"] = "uniform"
 
 
-class DSFL(Method):
+class DSFL(EnsembleMethod):
     """Sites predict the whole public set; server and sites distil the sharpened mean."""
 
     name = "ds-fl"
@@ -39,24 +40,16 @@ class DSFL(Method):
             "schedule": "call",
         },
     }
+    formula = staticmethod(both_ways)
     p: DSFLParams
 
-    def round(self, number: int) -> Round:
-        rows = self.public_rows
-        local = yield self.local_training()
-        replies = yield Ask(
-            "query.predictions",
-            {"rows": rows},
-            to=tuple(r.node for r in local),
-            check=predictions(rows, self.student.classes),
-        )
-        sizes = {r.node: r.metrics["texts"] for r in replies}
-        weights = by_size(sizes) if self.p.weights == "size" else uniform(list(sizes))
-        probs = self.p.era_input == "probs"
-        said = {r.node: softmax(r.arrays["logits"]) if probs else r.arrays["logits"] for r in replies}
-        targets = entropy_reduction(combine(said, weights, self.p.aggregation, probs), self.p.temperature)
-        practice, loss = self.practice(), self.p.target
-        distilled = self.student.distil(rows, targets, loss, self.p.distill_epochs, practice)
-        settings = {"loss": loss, "epochs": self.p.distill_epochs, **self.told(practice)}
-        yield Ask("train.distil", {"rows": rows, "targets": targets}, settings, to=tuple(sizes))
-        return {"loss": distilled}
+    def round(self, fed: Federation) -> Round:
+        rows = fed.public_rows
+        trained = yield self.train_locally(fed)  # update
+        replies = yield ask_predictions(fed, rows, names(trained))  # predict, upload
+        logits = self.p.era_input == "logits"
+        mean = self.mean_logits(replies) if logits else self.mean_probabilities(replies)
+        targets = entropy_reduction(mean, self.p.temperature)  # aggregate: ERA
+        loss = self.distil_at_server(fed, rows, targets, self.p.target)
+        yield self.distil_at_sites(fed, rows, targets, self.p.target, names(replies))  # broadcast, distil
+        return {"loss": loss}

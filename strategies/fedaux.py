@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedstill.common.maths.certainty import certain_mean
+from fedstill.common.config import ModelConfig
+from fedstill.common.maths import certainty
 from fedstill.common.maths.ensemble import by_size, mean_arrays, softmax, uniform
+from fedstill.common.models.features import text_features
+from fedstill.common.models.loading import load_model
 from fedstill.common.randomness import derive
-from fedstill.common.wire import Ask, Reply, WireError, items, same_shapes
-from fedstill.strategies.base import Method, Params, Round
-from fedstill.strategies.predictions import names
+from fedstill.common.wire import Ask, Reply, WireError, items
+from fedstill.common.wire.checks import same_shapes
+from fedstill.common.wire.typed import Message
+from fedstill.strategies.base import Method, Params, Round, names, texts_of
+from fedstill.strategies.parameters import TrainShared, train_shared
+from fedstill.strategies.verbs import site_verb
+
+if TYPE_CHECKING:
+    from fedstill.client.node import Node
+    from fedstill.common.checkpoint import Nested
+    from fedstill.server.federation import Federation
+
+MODEL = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class FedAUXParams(Params):
@@ -27,6 +42,28 @@ class FedAUXParams(Params):
     epsilon: float | None = Field(None, gt=0)  # noise for (epsilon, delta)-differential privacy; none: no noise
     delta: float = Field(1e-5, gt=0, lt=1)
     weights: Literal["size", "uniform"] = "size"  # of the parameters' mean
+
+
+@dataclass(frozen=True)
+class Score(Message):
+    """Which public rows to score, which stand for texts that are nobody's, and how the regression is fitted."""
+
+    rows: np.ndarray
+    negatives: np.ndarray
+    extractor: str
+    regulariser: float
+    per_text: bool
+    epsilon: float | None
+    delta: float
+
+
+@dataclass(frozen=True)
+class Scored(Message):
+    """s_k(x) of the rows."""
+
+    items: np.ndarray
+    scores: np.ndarray
+    texts: int
 
 
 class FedAUX(Method):
@@ -43,9 +80,8 @@ class FedAUX(Method):
     needs_same_models = True
     p: FedAUXParams
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        order = np.random.default_rng(derive(self.config.seed, "auxiliary")).permutation(len(self.student.public))
+    def prepare(self, fed: Federation) -> None:
+        order = np.random.default_rng(derive(fed.config.seed, "auxiliary")).permutation(len(fed.central.public))
         cut = round(self.p.negatives * len(order))
         if not 0 < cut < len(order):
             raise ValueError(
@@ -53,40 +89,40 @@ class FedAUX(Method):
                 f"with method.negatives = {self.p.negatives}; raise data.public"
             )
         self.negatives, self.rows = np.sort(order[:cut]), np.sort(order[cut:])
-        self._scores: dict[str, np.ndarray] = {}
+        self.scores: dict[str, np.ndarray] = {}
 
-    def round(self, number: int) -> Round:
-        if unscored := tuple(name for name in self.participants if name not in self._scores):
-            scored = yield self._ask_scores(unscored)  # once a site
-            self._scores.update({r.node: r.arrays["scores"] for r in scored})
-        theta, known = self.student.weights(), tuple(name for name in self.participants if name in self._scores)
-        settings = {"epochs": self.p.local_epochs, "send_weights": True, **self.told(self.practice())}
-        replies = yield Ask("train.local", theta, settings, to=known, check=same_shapes(theta))
-        z = np.stack([self._predict(reply) for reply in replies])
-        y = softmax(certain_mean(z, np.stack([self._scores[name] for name in names(replies)])))
-        sizes = {r.node: int(r.metrics["texts"]) for r in replies}
-        weights = by_size(sizes) if self.p.weights == "size" else uniform(names(replies))
-        self.student.load_weights(mean_arrays({r.node: r.arrays for r in replies}, weights))
-        return {"loss": self.student.distil(self.rows, y, "kl", self.p.distill_epochs, self.practice())}
+    def round(self, fed: Federation) -> Round:
+        central = fed.central
+        if unscored := tuple(name for name in fed.participants if name not in self.scores):
+            scored = yield self.ask_scores(unscored)  # once a site
+            self.scores.update({r.node: r.arrays["scores"] for r in scored})
+        theta, known = central.weights(), tuple(name for name in fed.participants if name in self.scores)
+        task = TrainShared(self.p.local_epochs, self.practice(fed), weights=theta)
+        replies = yield train_shared.ask(task, to=known, check=same_shapes(theta))
+        z = np.stack([self.predict(fed, reply) for reply in replies])
+        y = softmax(certainty.certain_mean(z, np.stack([self.scores[name] for name in names(replies)])))
+        weights = by_size(texts_of(replies)) if self.p.weights == "size" else uniform(names(replies))
+        central.load_weights(mean_arrays({r.node: r.arrays for r in replies}, weights))
+        return {"loss": central.distil(self.rows, y, "kl", self.p.distill_epochs, self.practice(fed))}
 
-    def _ask_scores(self, sites: tuple[str, ...]) -> Ask:
-        told = ("extractor", "regulariser", "per_text", "epsilon", "delta")
-        settings = {name: getattr(self.p, name) for name in told}
-        arrays = {"rows": self.rows, "negatives": self.negatives}
-        return Ask("query.scores", arrays, settings, to=sites, check=_scores(self.rows))
+    def ask_scores(self, sites: tuple[str, ...]) -> Ask:
+        """How much each auxiliary text looks like a site's own."""
+        p = self.p
+        asked = Score(self.rows, self.negatives, p.extractor, p.regulariser, p.per_text, p.epsilon, p.delta)
+        return score.ask(asked, to=sites, check=_scores(self.rows))
 
-    def _predict(self, reply: Reply) -> np.ndarray:
+    def predict(self, fed: Federation, reply: Reply) -> np.ndarray:
         """The server runs every received model."""
-        self.student.load_weights(reply.arrays)
-        return self.student.predict(self.rows)
+        fed.central.load_weights(reply.arrays)
+        return fed.central.predict(self.rows)
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> Nested:
         """The scores, which are sent once."""
-        return dict(self._scores)
+        return self.scores
 
-    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_state(self, state: Nested) -> None:
         """Take up what `state` gave."""
-        self._scores = dict(arrays)
+        self.scores = dict(state)
 
 
 def _scores(rows: np.ndarray) -> Callable[[Reply], None]:
@@ -98,3 +134,28 @@ def _scores(rows: np.ndarray) -> Callable[[Reply], None]:
             raise WireError(f"scores from {found.min()} to {found.max()}; they must be above 0 and at most 1")
 
     return check
+
+
+# --- the site's half ---
+
+
+@site_verb("query.scores", leaves="predictions", phase="scoring")
+def score(site: Node, asked: Score) -> Scored:
+    """s_k(x) of the public rows, by a regression of the private texts against other public ones; noise if asked."""
+    rows, others = site.public_rows(asked.rows), site.public_rows(asked.negatives)
+    if not len(others) or not len(site.private):
+        raise WireError("scores need private texts and negatives")
+    if not MODEL.fullmatch(asked.extractor):
+        raise WireError(f"extractor {asked.extractor[:80]!r}: the server may name a model, not a folder of this site")
+    length, keep = site.config.train.max_length, site.config.train.keep
+    settings = ModelConfig(name=asked.extractor, max_length=length, keep=keep, device=site.site.device)
+    extractor = load_model(settings, site.task, seed=0)
+    public = text_features(extractor, site.texts.public.texts)
+    own = text_features(extractor, site.texts.private.texts)
+    regression = certainty.fit(own, public[others], asked.regulariser, asked.per_text)
+    if asked.epsilon is not None:
+        texts = len(own) + len(others)
+        variance = certainty.noise_variance(texts, asked.regulariser, asked.epsilon, asked.delta)
+        # The server knows the run's seed: noise that follows from it would hide nothing from the server.
+        regression = certainty.with_noise(regression, variance, np.random.default_rng())
+    return Scored(items(rows), certainty.scores(regression, public[rows]), len(site.private))

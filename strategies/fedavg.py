@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, ClassVar
+
 from fedstill.common.states import State
 from fedstill.common.wire import Reply
-from fedstill.strategies.base import Round
+from fedstill.strategies.base import Round, names
+from fedstill.strategies.formulas import Formula, weights_both_ways
 from fedstill.strategies.parameters import ParameterMethod
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 
 class FedAvg(ParameterMethod):
-    """Weights go down, E local epochs, weights come up, and their mean by size is the central model."""
+    """Sites get the weights, train E epochs and upload them; their mean by size is the central model."""
 
     name = "fedavg"
     paper = "McMahan et al. 2017"
+    formula: ClassVar[Formula | None] = staticmethod(weights_both_ways)
 
-    def round(self, number: int) -> Round:
-        replies = yield self.training()
-        self.update(self.aggregate(number, replies))
-        self.held((yield self.giving_back(replies)))
+    def round(self, fed: Federation) -> Round:
+        replies = yield self.training(fed)  # ClientUpdate: strategies/parameters.py, train_shared
+        self.update(self.aggregate(fed, replies))
+        self.copies.only(names((yield self.giving_back(fed, replies))))
         return self.loss(replies)
 
-    def aggregate(self, number: int, replies: list[Reply]) -> State:
+    def aggregate(self, fed: Federation, replies: list[Reply]) -> State:
         """The mean by size (FedID eq. 3); other rules stand here in Flower's strategies."""
         return self.mean(replies)

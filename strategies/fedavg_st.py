@@ -3,11 +3,16 @@ Federated Learning", 2022."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
-from fedstill.strategies.base import Round
+from fedstill.strategies.base import Round, names
 from fedstill.strategies.parameters import ParameterParams
 from fedstill.strategies.personal import PersonalMethod
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 
 class FedAvgSTParams(ParameterParams):
@@ -28,19 +33,19 @@ class FedAvgST(PersonalMethod):
         """The number of the site's group."""
         return next(str(number) for number, sites in enumerate(self.p.groups.values()) if site in sites)
 
-    def round(self, number: int) -> Round:
-        replies = yield self.training()
+    def round(self, fed: Federation) -> Round:
+        replies = yield self.training(fed)
         self.average(replies)
         self.show_mean(replies)
-        self.held((yield self.giving_back(replies)))
+        self.copies.only(names((yield self.giving_back(fed, replies))))
         return self.loss(replies)
 
-    def _check_models(self) -> None:
+    def check_sites(self, fed: Federation) -> Round:
         listed = [site for sites in self.p.groups.values() for site in sites]
-        joined = list(self.link.sites)
+        joined = list(fed.sites)
         wrong = [f"{site} is in no group" for site in joined if site not in listed]
         wrong += [f"{site} is no site of this run" for site in dict.fromkeys(listed) if site not in joined]
         wrong += [f"{site} is in two groups" for site in joined if listed.count(site) > 1]
         if wrong:
             raise ValueError(f"method.groups: {'; '.join(wrong)}. Put every site into exactly one group")
-        super()._check_models()
+        return (yield from super().check_sites(fed))

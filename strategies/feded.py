@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstill.common.maths.ensemble import softmax
-from fedstill.common.wire import Ask
-from fedstill.strategies.base import Round
-from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, names
+from fedstill.strategies.base import Round, names
+from fedstill.strategies.formulas import weights_down
+from fedstill.strategies.generic import Train, train_locally
+from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 
 class FedEDParams(EnsembleParams):
@@ -27,13 +31,13 @@ class FedED(EnsembleMethod):
         "authors_code": {"average": "logits", "optimizer_state": "fresh", "schedule": "call"},
     }
     needs_same_models = True
+    formula = staticmethod(weights_down)
     p: FedEDParams
 
-    def round(self, number: int) -> Round:
-        rows = self.public_rows
-        settings = {"epochs": self.p.local_epochs, **self.told(self.practice())}
-        trained = yield Ask("train.local", self.student.weights(), settings)
-        replies = yield self.ask_predictions(rows, names(trained))
+    def round(self, fed: Federation) -> Round:
+        rows = fed.public_rows
+        trained = yield train_locally.ask(Train(self.p.local_epochs, self.practice(fed), fed.central.weights()))
+        replies = yield ask_predictions(fed, rows, names(trained))
         logits = self.p.average == "logits"
         y = softmax(self.mean_logits(replies)) if logits else self.mean_probabilities(replies)
-        return {"loss": self.distil_at_server(rows, y, "kl")}
+        return {"loss": self.distil_at_server(fed, rows, y, "kl")}

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import ConfigDict, Field, model_validator
+from torch import Tensor
 
 from fedstill.common.maths.ensemble import by_size, softmax
-from fedstill.common.maths.feedback import Jacobian, through_softmax
+from fedstill.common.maths.feedback import Jacobian, exact_surrogate, scalar_surrogate, through_softmax
+from fedstill.common.maths.losses import LOSSES
 from fedstill.common.maths.robust import Aggregation, combine
-from fedstill.common.models.learner import Practice
-from fedstill.common.wire import Ask, Facts, Reply, items, predictions
-from fedstill.strategies.base import Method, Params, Round
+from fedstill.common.practice import Practice
+from fedstill.common.wire import Reply, items
+from fedstill.common.wire.checks import predictions
+from fedstill.common.wire.typed import Message, named
+from fedstill.strategies.base import Method, Params, Round, names, texts_of
+from fedstill.strategies.formulas import batch_by_batch
+from fedstill.strategies.predictions import Predict, Predictions, logits_of
+from fedstill.strategies.verbs import site_verb
 
+if TYPE_CHECKING:
+    from fedstill.client.node import Node
+    from fedstill.server.federation import Federation
+
+Matrix = np.ndarray
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -26,9 +38,7 @@ class FedIDParams(Params):
 
     distill_epochs: int = Field(3, ge=1)
     feedback: Literal["none", "scalar", "scalar_eval", "exact"] = "scalar"
-    lambda_: NotNegative | Literal["1/eta"] = Field(
-        1.0, alias="lambda"
-    )  # 1/eta: as if eta, which is in h and G, were 1
+    lambda_: NotNegative | Literal["1/eta"] = Field(1.0, alias="lambda")  # 1/eta: as if eta, in h and G, were 1
     aggregation: Aggregation = "mean"  # rules beside `mean` count every site once
     jacobian: Jacobian = "auto"  # of `exact`: by forward mode, or by two more forward passes
     server_optimizer: Literal["adamw", "sgd"] = "adamw"
@@ -56,12 +66,32 @@ class FedIDParams(Params):
 
 
 @dataclass(frozen=True)
-class Feedback:
-    """What the central step tells the sites: h, or the matrix G."""
+class Lesson(Message):
+    """Lines 19 to 21 for one batch, and the rows of the next one: a single exchange a batch."""
 
-    scale: float  # lambda
-    h: float = 0.0
-    matrix: np.ndarray | None = None
+    answered: np.ndarray  # which rows this is about
+    ensemble: np.ndarray  # y
+    distil: bool
+    loss: Literal["soft", "hard"]
+    feedback: Literal["none", "scalar", "exact"]
+    weight: float = 0.0  # w_k
+    h: float = 0.0  # L_val before the central step minus after it
+    strength: float = named("lambda", default=1.0)
+    matrix: np.ndarray | None = named("feedback", default=None)  # G
+    matrix_of: Literal["probabilities", "logits"] = "probabilities"
+    practice: Practice = Practice()
+    rows: np.ndarray | None = None  # of the next batch; none after the last
+    dropout: bool = False
+
+
+@dataclass(frozen=True)
+class Learned(Message):
+    """The loss of the step, and predictions of the next batch if there is one."""
+
+    texts: int
+    loss: float | None = None
+    items: np.ndarray | None = None
+    logits: np.ndarray | None = None
 
 
 class FedID(Method):
@@ -80,115 +110,133 @@ class FedID(Method):
             "schedule": "call",
         },
     }
+    formula = staticmethod(batch_by_batch)
     p: FedIDParams
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        if self.p.feedback == "exact" and self.config.train.clip is not None:
+    def prepare(self, fed: Federation) -> None:
+        if self.p.feedback == "exact" and fed.config.train.clip is not None:
             raise ValueError(
                 "feedback = 'exact' is the derivative through the whole step, and train.clip cuts it; take one out"
             )
-        if self.p.feedback != "none" and not len(self.student.labelled):
+        if self.p.feedback != "none" and not len(fed.central.labelled):
             raise ValueError(
                 "fedid's feedback is measured on the server's labelled texts, and data.labelled is 0; give it some, "
                 "or set method.feedback = 'none'"
             )
 
-    def round(self, number: int) -> Round:
-        trained = yield self.local_training()  # step 1
-        sites = tuple(r.node for r in trained)
-        batches = self._batches()
-        loss = 0.0
-        replies = yield self._first(batches[0], sites)
-        for i, rows in enumerate(batches):  # step 2
-            weights = by_size({r.node: r.metrics["texts"] for r in replies})
+    def round(self, fed: Federation) -> Round:  # Algorithm 1
+        sites = names((yield self.train_locally(fed)))  # lines 6-8, eq. 4
+        batches, loss = self.batches(fed), 0.0
+        check = predictions(batches[0], fed.central.classes)
+        y_k = yield predict_batch.ask(Predict(batches[0], self.p.dropout), to=sites, check=check)  # 10-13, eq. 9
+        for i, (x0, following) in enumerate(zip(batches, [*batches[1:], None], strict=True)):  # 9
+            w = by_size(texts_of(y_k))
             if i == 0 and self.p.aggregation == "mean":
-                self.record.event("weights", round=number, weighting="size", weights=weights)
-            ensemble, target = self._combine(replies, weights)  # 2b, eq. 10
-            practice = self.practice(i / len(batches), (i + 1) / len(batches))
-            back, loss = self._central_step(number, i, rows, ensemble, target, practice)  # 2c, 2d, eqs. 11, 12
-            following = batches[i + 1] if i + 1 < len(batches) else None
-            replies = yield self._feedback(rows, following, ensemble, back, weights, practice, sites)  # 2e, 2f
-            self.record.progress("interactive", i + 1, len(batches), round=number, loss=loss)
+                fed.event("weights", weighting="size", weights=w)
+            y, target = self.ensemble(fed, y_k, w)  # 15, eq. 10
+            practice = self.practice(fed, i / len(batches), (i + 1) / len(batches))
+            feedback, loss = self.central_step(fed, i, x0, y, target, practice)  # 16-18, eqs. 11, 12
+            lesson = replace(feedback, answered=items(x0), rows=following, practice=practice)
+            each = {site: {"weight": w.get(site, 0.0)} for site in sites}
+            asked = None if following is None else predictions(following, fed.central.classes)
+            y_k = yield learn.ask(lesson, each=each, to=sites, check=asked)  # 19-21, eqs. 13-15
+            fed.progress("interactive", i + 1, len(batches), loss=loss)
         return {"loss": loss}
 
-    def _batches(self) -> list[np.ndarray]:
+    def batches(self, fed: Federation) -> list[np.ndarray]:
         """E_d passes over the public set in its fixed order."""
-        size = self.p.batch_size or self.student.learner.batch_size
-        once = [self.public_rows[start : start + size] for start in range(0, len(self.public_rows), size)]
-        return once * self.p.distill_epochs
+        size, rows = self.p.batch_size or fed.central.learner.batch_size, fed.public_rows
+        return [rows[start : start + size] for start in range(0, len(rows), size)] * self.p.distill_epochs
 
-    def _first(self, rows: np.ndarray, sites: tuple[str, ...]) -> Ask:
-        check = predictions(rows, self.student.classes)
-        return Ask("query.logits", {"rows": rows}, {"dropout": self.p.dropout}, to=sites, check=check)
-
-    def _combine(self, replies: list[Reply], weights: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
+    def ensemble(self, fed: Federation, replies: list[Reply], w: dict[str, float]) -> tuple[Matrix, Matrix]:
         """What the sites are told (y, or z for its argmax) and what the central model learns."""
-        logits, rule = {r.node: r.arrays["logits"] for r in replies}, self.p.aggregation
+        logits, rule = logits_of(replies), self.p.aggregation
         if self.p.average == "probabilities":
-            y = combine({name: softmax(z) for name, z in logits.items()}, weights, rule, probabilities=True)
+            y = combine({site: softmax(z) for site, z in logits.items()}, w, rule, probabilities=True)
         else:
-            y = softmax(combine(logits, weights, rule))
+            y = softmax(combine(logits, w, rule))
         if self.p.target == "soft":
             return y, y
-        votes = {name: np.eye(self.student.classes, dtype=np.float32)[z.argmax(axis=-1)] for name, z in logits.items()}
-        return y, combine(votes, weights, rule, probabilities=True)
+        corners = np.eye(fed.central.classes, dtype=np.float32)
+        return y, combine({site: corners[z.argmax(-1)] for site, z in logits.items()}, w, rule, probabilities=True)
 
-    def _central_step(
-        self, number: int, i: int, rows: np.ndarray, ensemble: np.ndarray, target: np.ndarray, practice: Practice
-    ) -> tuple[Feedback, float]:
-        """One step of the central model, and what it says of the target: how it moved the loss on a labelled batch."""
-        student, mode = self.student, self.p.feedback
+    def central_step(
+        self, fed: Federation, i: int, x0: np.ndarray, y: Matrix, target: Matrix, practice: Practice
+    ) -> tuple[Lesson, float]:
+        """One step of the central model, and how it moved the loss on a labelled batch: by h, or as the matrix G."""
+        central, mode = fed.central, self.p.feedback
         practice = replace(practice, optimizer=self.p.server_optimizer)
-        eta = student.learner.rate("distil", practice)
-        scale = (1.0 / eta if eta else 0.0) if self.p.lambda_ == "1/eta" else self.p.lambda_
+        eta = central.learner.rate("distil", practice)
+        strength = (1.0 / eta if eta else 0.0) if self.p.lambda_ == "1/eta" else self.p.lambda_
+        hard = self.p.target == "votes"
+        back = Lesson(
+            x0, y, self.p.distil, "hard" if hard else "soft", "none", strength=strength, dropout=self.p.dropout
+        )
         if mode == "none":
-            return Feedback(scale), student.step(rows, target, practice)
-        query = student.draw_labelled(len(rows), number, i)
-        if mode == "exact":
-            matrix, loss = student.step_with_feedback(
-                rows, target, query, practice, eta, self.p.dropout, self.p.jacobian
-            )
-            if self._feedback_of == "logits":
-                matrix = through_softmax(matrix, torch.from_numpy(ensemble).to(matrix))
-            return Feedback(scale, matrix=matrix.cpu().numpy()), loss
+            return back, central.step(x0, target, practice)
+        xv = central.draw_labelled(len(x0), fed.number, i)  # 17
+        if mode == "exact":  # eq. 14, factored
+            g, loss = central.step_with_feedback(x0, target, xv, practice, eta, self.p.dropout, self.p.jacobian)
+            of: Literal["logits", "probabilities"] = "probabilities"  # a vote stands for them: straight-through
+            if self.p.average == "logits" and not hard:
+                of, g = "logits", through_softmax(g, torch.from_numpy(y).to(g))
+            return replace(back, feedback="exact", matrix=g.cpu().numpy(), matrix_of=of), loss
         dropout = self.p.dropout and mode == "scalar"
-        old = student.validate(query, dropout)
-        loss = student.step(rows, target, practice)
-        return Feedback(scale, old - student.validate(query, dropout)), loss
+        old = central.validate(xv, dropout)
+        loss = central.step(x0, target, practice)  # 16
+        return replace(back, feedback="scalar", h=old - central.validate(xv, dropout)), loss  # 18
 
-    @property
-    def _feedback_of(self) -> str:
-        """What G differentiates by. A vote stands in for the site's probabilities (straight-through)."""
-        return "logits" if self.p.average == "logits" and self.p.target == "soft" else "probabilities"
 
-    def _feedback(
-        self,
-        rows: np.ndarray,
-        following: np.ndarray | None,
-        ensemble: np.ndarray,
-        back: Feedback,
-        weights: dict[str, float],
-        practice: Practice,
-        sites: tuple[str, ...],
-    ) -> Ask:
-        """One frame: the feedback for this batch and the rows of the next one."""
-        settings: Facts = {
-            "distil": self.p.distil,
-            "loss": "soft" if self.p.target == "soft" else "hard",
-            "feedback": "scalar" if self.p.feedback == "scalar_eval" else self.p.feedback,
-            "h": back.h,
-            "lambda": back.scale,
-            "feedback_of": self._feedback_of,
-            "dropout": self.p.dropout,
-            **self.told(practice),
-        }
-        arrays = {"answered": items(rows), "ensemble": ensemble}
-        if back.matrix is not None:
-            arrays["feedback"] = back.matrix
-        check = None
-        if following is not None:
-            arrays["rows"] = following
-            check = predictions(following, self.student.classes)
-        each = {name: {"weight": weights.get(name, 0.0)} for name in sites}
-        return Ask("train.feedback", arrays, settings, each, to=sites, check=check)
+# --- the site's half ---
+
+
+@dataclass
+class Pending:
+    """A predicted batch that waits for feedback: its rows, where in the run, and its graph if still in memory."""
+
+    rows: np.ndarray
+    place: tuple[int, int]
+    dropout: bool
+    logits: Tensor | None = None
+
+
+@site_verb("query.logits", leaves="predictions", phase="interactive", quick=True)
+def predict_batch(site: Node, asked: Predict) -> Predictions:
+    """Logits of one public batch; it stays pending until its feedback comes (lines 12 and 13)."""
+    rows = site.public_rows(asked.rows)
+    logits = site.learner.logits(site.public, rows, asked.dropout)
+    site.pending = Pending(rows, site.place, asked.dropout, logits)
+    return Predictions(items(rows), logits.detach().cpu().numpy(), len(site.private))
+
+
+@site_verb("train.feedback", leaves="predictions", phase="interactive", quick=True)
+def learn(site: Node, lesson: Lesson) -> Learned:
+    """Update on the pending batch (line 21), then predict the next one if the lesson names its rows."""
+    pending, site.pending = site.pending, None
+    learned = Learned(len(site.private))
+    if pending is not None and np.array_equal(items(pending.rows), lesson.answered):
+        learned = replace(learned, loss=_step(site, pending, lesson))
+    if lesson.rows is None:
+        return learned
+    following = predict_batch.work(site, Predict(lesson.rows, lesson.dropout))
+    assert isinstance(following, Predictions)
+    return replace(learned, items=following.items, logits=following.logits)
+
+
+def _step(site: Node, pending: Pending, lesson: Lesson) -> float:
+    """Eq. 15: CE(y, f_k) + lambda w_k <G, f_k>, or with the scalar lambda w_k h CE(f_k, argmax z_k)."""
+    z_k = pending.logits
+    if z_k is None:  # another process predicted it: the same weights at the same place give the same graph
+        with site.learner.at(*pending.place):
+            z_k = site.learner.logits(site.public, pending.rows, pending.dropout)
+    loss = torch.zeros((), device=z_k.device)
+    if lesson.distil:  # eq. 13
+        loss = loss + LOSSES[lesson.loss](z_k, site.targets(lesson.ensemble, len(z_k)))
+    share = lesson.weight * lesson.strength
+    if lesson.feedback == "scalar":
+        loss = loss + scalar_surrogate(z_k, share * lesson.h)
+    elif lesson.matrix is not None:  # eq. 14
+        g = site.targets(lesson.matrix, len(z_k))
+        loss = loss + share * exact_surrogate(z_k, g, lesson.matrix_of)
+    site.learner.one_step(loss, "distil", lesson.practice)
+    return float(loss.detach())

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedstill.common.maths.ensemble import Matrix, by_class, mean_predictions, softmax
 from fedstill.common.maths.losses import LOSSES, kl_divergence
-from fedstill.common.models.learner import Rows
-from fedstill.common.wire import Ask, class_counts
-from fedstill.strategies.base import Round
-from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, names
+from fedstill.common.wire.checks import class_counts
+from fedstill.common.wire.typed import Message
+from fedstill.strategies.base import Round, names
+from fedstill.strategies.formulas import once
+from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions, logits_of
+from fedstill.strategies.verbs import Nothing, site_verb
+
+if TYPE_CHECKING:
+    from fedstill.client.node import Node
+    from fedstill.common.models.learner import Rows
+    from fedstill.server.federation import Federation
 
 
 class FedKDParams(EnsembleParams):
@@ -35,13 +44,13 @@ class FedKD(EnsembleMethod):
         "paper": {"class_weights": True, "loss": "l1"},
         "authors_code": {"optimizer_state": "fresh", "schedule": "call"},
     }
+    formula = staticmethod(once("class counts"))
     p: FedKDParams
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        if self.config.rounds > 1:
+    def prepare(self, fed: Federation) -> None:
+        if fed.config.rounds > 1:
             raise ValueError(
-                f"fedkd is one shot, all of it happens in the first round, and rounds is {self.config.rounds}; "
+                f"fedkd is one shot, all of it happens in the first round, and rounds is {fed.config.rounds}; "
                 "set rounds = 1, and method.local_epochs and method.distill_epochs as high as the run should go"
             )
         if self.p.class_weights and self.p.aggregation != "mean":
@@ -50,28 +59,46 @@ class FedKD(EnsembleMethod):
                 "set method.class_weights = false, or method.aggregation = 'mean'"
             )
 
-    def round(self, number: int) -> Round:
-        rows = self.public_rows
-        sites = names((yield self.local_training()))
+    def round(self, fed: Federation) -> Round:
+        rows = fed.public_rows
+        sites = names((yield self.train_locally(fed)))
         counts = {}
         if self.p.class_weights:
-            counted = yield Ask("query.counts", to=sites, check=class_counts(self.student.classes))
+            counted = yield count_classes.ask(to=sites, check=class_counts(fed.central.classes))
             counts = {r.node: r.arrays["counts"] for r in counted}
             sites = tuple(counts)
-        replies = yield self.ask_predictions(rows, sites)
+        replies = yield ask_predictions(fed, rows, sites)
         if self.p.class_weights:
             weights = by_class({r.node: counts[r.node] for r in replies})
-            shown = {name: weight.tolist() for name, weight in weights.items()}
-            self.record.event("weights", round=number, weighting="class", weights=shown)
-            z = mean_predictions({r.node: r.arrays["logits"] for r in replies}, weights)
+            fed.event("weights", weighting="class", weights={name: w.tolist() for name, w in weights.items()})
+            z = mean_predictions(logits_of(replies), weights)
         else:
             z = self.mean_logits(replies)
-        return {"loss": self.student.fit_public(rows, self._loss(z), self.p.distill_epochs, self.practice())}
+        loss = self._loss(z, fed.central.learner.model.device)
+        return {"loss": fed.central.fit_public(rows, loss, self.p.distill_epochs, self.practice(fed))}
 
-    def _loss(self, z: Matrix) -> Callable[[Tensor, Rows], Tensor]:
-        device, t = self.student.learner.model.device, self.p.temperature
+    def _loss(self, z: Matrix, device: torch.device) -> Callable[[Tensor, Rows], Tensor]:
+        t = self.p.temperature
         if self.p.loss == "kl":
             y = torch.from_numpy(softmax(z, t)).to(device)
             return lambda logits, places: t * t * kl_divergence(logits / t, y[places])
         wanted = torch.from_numpy(z).to(device)
         return lambda logits, places: LOSSES[self.p.loss](logits, wanted[places])
+
+
+# --- the site's half ---
+
+
+@dataclass(frozen=True)
+class ClassCounts(Message):
+    """n_kc: how many private texts of each class, zeros included."""
+
+    counts: np.ndarray
+    texts: int
+
+
+@site_verb("query.counts", leaves="counts", phase="class counts")
+def count_classes(site: Node, nothing: Nothing) -> ClassCounts:
+    """n_kc of this site's private texts; C numbers travel."""
+    counts = torch.bincount(site.labels, minlength=len(site.task.labels))
+    return ClassCounts(counts.cpu().numpy(), len(site.private))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedstill.common.maths.ensemble import softmax
 from fedstill.common.randomness import derive
-from fedstill.strategies.base import Round
-from fedstill.strategies.predictions import WarmedMethod, WarmedParams, mean_loss, names
+from fedstill.strategies.base import Round, mean_loss, names
+from fedstill.strategies.formulas import both_ways
+from fedstill.strategies.predictions import WarmedMethod, WarmedParams, ask_predictions
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 
 class FedMDParams(WarmedParams):
@@ -28,25 +31,23 @@ class FedMD(WarmedMethod):
     paper = "Li and Wang 2019"
     parameters = FedMDParams
     presets: ClassVar = {"paper": {}, "authors_code": {}}
+    formula = staticmethod(both_ways)
     p: FedMDParams
 
-    def round(self, number: int) -> Round:
-        sites = yield from self.warm_up(number)  # transfer learning
-        rows = self._subset(number)
-        replies = yield self.ask_predictions(rows, sites)  # communicate
+    def round(self, fed: Federation) -> Round:
+        sites = yield from self.warm_up(fed)  # transfer learning
+        rows = self.subset(fed)
+        replies = yield ask_predictions(fed, rows, sites)  # communicate
         scores = self.mean_logits(replies)  # aggregate
         targets = scores if self.p.loss == "l1" else softmax(scores)
-        digested = yield self.distil_at_sites(rows, targets, self.p.loss, names(replies))  # digest
-        revisited = yield replace(self.local_training(), to=names(digested))  # revisit
-        return {
-            "loss": self.distil_at_server(rows, targets, self.p.loss),
-            "site_loss": mean_loss(revisited),
-        }
+        digested = yield self.distil_at_sites(fed, rows, targets, self.p.loss, names(replies))  # digest
+        revisited = yield self.train_locally(fed, to=names(digested))  # revisit
+        return {"loss": self.distil_at_server(fed, rows, targets, self.p.loss), "site_loss": mean_loss(revisited)}
 
-    def _subset(self, number: int) -> np.ndarray:
+    def subset(self, fed: Federation) -> np.ndarray:
         """The round's public rows, drawn from the seed."""
-        everything = self.public_rows
+        everything = fed.public_rows
         if self.p.subset >= len(everything):
             return everything
-        rng = np.random.default_rng(derive(self.config.seed, "public subset", number))
+        rng = np.random.default_rng(derive(fed.config.seed, "public subset", fed.number))
         return np.sort(rng.choice(everything, self.p.subset, replace=False))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
-from fedstill.common.wire import Facts
 from fedstill.strategies.fedavg import FedAvg
-from fedstill.strategies.parameters import ParameterParams
+from fedstill.strategies.parameters import ParameterParams, TrainShared
+from fedstill.strategies.verbs import Verb
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 
 class FedProxParams(ParameterParams):
@@ -23,5 +29,6 @@ class FedProx(FedAvg):
     parameters = FedProxParams
     p: FedProxParams
 
-    def site_settings(self) -> Facts:
-        return {"mu": self.p.mu}
+    def site_training(self, fed: Federation) -> tuple[Verb, TrainShared]:
+        verb, task = super().site_training(fed)
+        return verb, replace(task, mu=self.p.mu)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
@@ -20,9 +20,13 @@ from pydantic import Field
 
 from fedstill.common.states import LazyState, State, shapes_of
 from fedstill.common.wire import Arrays, Reply
-from fedstill.strategies.base import QuorumLost
+from fedstill.strategies.base import Params, QuorumLost, Round
 from fedstill.strategies.fedavg import FedAvg
 from fedstill.strategies.parameters import ParameterParams
+
+if TYPE_CHECKING:
+    from fedstill.common.checkpoint import Nested
+    from fedstill.server.federation import Federation
 
 
 class FlowerRule(FedAvg):
@@ -33,10 +37,10 @@ class FlowerRule(FedAvg):
         """Flower's strategy with this method's settings."""
         raise NotImplementedError
 
-    def aggregate(self, number: int, replies: list[Reply]) -> State:
+    def aggregate(self, fed: Federation, replies: list[Reply]) -> State:
         """What Flower's `aggregate_train` makes of each array; whole numbers come from the first site."""
-        theta = self.central()
-        return LazyState(shapes_of(theta), lambda name: self._combined(number, name, theta[name], replies))
+        theta = self.shared()
+        return LazyState(shapes_of(theta), lambda name: self._combined(fed.number, name, theta[name], replies))
 
     def _combined(self, number: int, name: str, old: np.ndarray, replies: list[Reply]) -> np.ndarray:
         if old.dtype.kind != "f":
@@ -70,8 +74,8 @@ class FedAdam(FlowerRule):
     parameters = FedAdamParams
     p: FedAdamParams
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, params: Params | None = None) -> None:
+        super().__init__(params)
         self.moments: dict[str, Arrays] = {"m": {}, "v": {}}
 
     @cached_property
@@ -89,16 +93,13 @@ class FedAdam(FlowerRule):
         m[name], v[name] = self.rule.m_t[name], self.rule.v_t[name]
         return found
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> Nested:
         """Adam's two moments."""
-        return {f"{kind}/{name}": value for kind, arrays in self.moments.items() for name, value in arrays.items()}
+        return self.moments
 
-    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_state(self, state: Nested) -> None:
         """Take up what `state` gave."""
-        self.moments = {"m": {}, "v": {}}
-        for place, value in arrays.items():
-            kind, _, name = place.partition("/")
-            self.moments[kind][name] = value
+        self.moments = {kind: dict(state.get(kind, {})) for kind in ("m", "v")}
 
 
 class FedMedian(FlowerRule):
@@ -154,28 +155,28 @@ class Krum(FlowerRule):
     def rule(self) -> Any:
         return flower.Krum(num_malicious_nodes=self.p.num_malicious_nodes)
 
-    def aggregate(self, number: int, replies: list[Reply]) -> State:
+    def aggregate(self, fed: Federation, replies: list[Reply]) -> State:
         """theta + the rule on whole updates: distances of weights would drown in the weights' own size in float32."""
         if len(replies) < self.needed:
-            raise QuorumLost(f"round {number}: {len(replies)} sites answered and {self.name} needs {self.needed}")
-        theta = self.central()
+            raise QuorumLost(f"round {fed.number}: {len(replies)} sites answered and {self.name} needs {self.needed}")
+        theta = self.shared()
         floats = [name for name, value in theta.items() if value.dtype.kind == "f"]
         deltas = {r.node: {name: r.arrays[name] - theta[name] for name in floats} for r in replies}
-        found = self.apply(number, deltas, replies)
+        chosen = self.apply(fed.number, deltas, replies)
 
         def new(name: str) -> np.ndarray:
-            return theta[name] + found[name] if name in found else replies[0].arrays[name]
+            return theta[name] + chosen[name] if name in chosen else replies[0].arrays[name]
 
         return LazyState(shapes_of(theta), lambda name: new(name).astype(theta[name].dtype))
 
-    def _check_models(self) -> None:
-        taking_part = max(1, round(self.p.participation * len(self.link.sites)))
+    def check_sites(self, fed: Federation) -> Round:
+        taking_part = max(1, round(self.p.participation * len(fed.sites)))
         if taking_part < self.needed:
             raise ValueError(
                 f"{self.name} with method.num_malicious_nodes = {self.p.num_malicious_nodes} needs {self.needed} sites "
                 f"in a round and {taking_part} take part; lower it, or add sites"
             )
-        super()._check_models()
+        return (yield from super().check_sites(fed))
 
 
 class MultiKrumParams(KrumParams):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstill.common.maths.ensemble import softmax
-from fedstill.strategies.base import Round
-from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, names
+from fedstill.strategies.base import Round, names
+from fedstill.strategies.formulas import both_ways
+from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 
 class LogitFedAvgParams(EnsembleParams):
@@ -22,12 +26,13 @@ class LogitFedAvg(EnsembleMethod):
     paper = "baseline of Xiao and Liu 2025"
     parameters = LogitFedAvgParams
     presets: ClassVar = {"paper": {}, "authors_code": {"optimizer_state": "fresh", "schedule": "call"}}
+    formula = staticmethod(both_ways)
     p: LogitFedAvgParams
 
-    def round(self, number: int) -> Round:
-        rows = self.public_rows
-        trained = yield self.local_training()
-        replies = yield self.ask_predictions(rows, names(trained))
-        loss = self.distil_at_server(rows, softmax(self.mean_logits(replies)), "kl")
-        yield self.distil_at_sites(rows, self.student.predict(rows), "hard", names(replies))
+    def round(self, fed: Federation) -> Round:
+        rows = fed.public_rows
+        trained = yield self.train_locally(fed)
+        replies = yield ask_predictions(fed, rows, names(trained))
+        loss = self.distil_at_server(fed, rows, softmax(self.mean_logits(replies)), "kl")
+        yield self.distil_at_sites(fed, rows, fed.central.predict(rows), "hard", names(replies))
         return {"loss": loss}

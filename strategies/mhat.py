@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstill.common.maths.ensemble import mean_predictions, softmax
-from fedstill.strategies.base import Round
-from fedstill.strategies.predictions import PredictingMethod, PredictingParams, names
+from fedstill.strategies.base import Round, names
+from fedstill.strategies.formulas import both_ways
+from fedstill.strategies.predictions import PredictingMethod, PredictingParams, ask_predictions, logits_of
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
 
 
 class MHATParams(PredictingParams):
@@ -22,17 +26,19 @@ class MHAT(PredictingMethod):
     paper = "Hu et al. 2021"
     parameters = MHATParams
     presets: ClassVar = {"paper": {}, "authors_code": {"optimizer_state": "fresh", "schedule": "call"}}
+    formula = staticmethod(both_ways)
     p: MHATParams
 
-    def round(self, number: int) -> Round:
-        rows, kl = self.public_rows, self.p.loss == "kl"
-        trained = yield self.local_training()
-        replies = yield self.ask_predictions(rows, names(trained))
+    def round(self, fed: Federation) -> Round:
+        rows, kl = fed.public_rows, self.p.loss == "kl"
+        trained = yield self.train_locally(fed)
+        replies = yield ask_predictions(fed, rows, names(trained))
         if kl:  # sum_k w_k KL(y_k || p) and KL(sum_k w_k y_k || p) have the same gradient
-            said = {r.node: softmax(r.arrays["logits"]) for r in replies}
-            loss = self.distil_at_server(rows, mean_predictions(said, self.site_weights(replies)), "kl")
+            probabilities = {site: softmax(logits) for site, logits in logits_of(replies).items()}
+            mean = mean_predictions(probabilities, self.site_weights(replies))
+            loss = self.distil_at_server(fed, rows, mean, "kl")
         else:
-            loss = self.distil_at_server(rows, self.votes(replies), "soft")
-        own = self.student.predict(rows)
-        yield self.distil_at_sites(rows, softmax(own) if kl else own, self.p.loss, names(replies))
+            loss = self.distil_at_server(fed, rows, self.votes(fed, replies), "soft")
+        own = fed.central.predict(rows)
+        yield self.distil_at_sites(fed, rows, softmax(own) if kl else own, self.p.loss, names(replies))
         return {"loss": loss}

@@ -1,18 +1,70 @@
-"""What methods share that exchange parameters: what is private, who starts from what, and what comes back."""
+"""What methods share that exchange parameters: both halves. Private parts never leave the site."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedstill.common.maths.ensemble import by_size, mean_arrays
+from fedstill.common.practice import Practice
 from fedstill.common.states import LazyState, State, copied, differences, private_names, shapes_of
-from fedstill.common.wire import Arrays, Ask, Facts, Reply, same_shapes
-from fedstill.strategies.base import Method, Params
-from fedstill.strategies.predictions import names
+from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
+from fedstill.common.wire.checks import same_shapes
+from fedstill.common.wire.typed import Message
+from fedstill.strategies.base import Method, Params, Round, mean_loss, names, texts_of
+from fedstill.strategies.verbs import NOTHING, Nothing, Verb, site_verb
+
+if TYPE_CHECKING:
+    from fedstill.client.node import Node
+    from fedstill.server.federation import Federation
+
+
+# --- what the halves say to each other ---
+
+
+@dataclass(frozen=True)
+class Weights(Message):
+    """A state of what is shared; `private` are the patterns of what is not."""
+
+    private: tuple[str, ...] = ()
+    weights: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainShared(Message):
+    """E epochs from these weights, or from what the site holds where there are none; `mu` ties it to them."""
+
+    epochs: int
+    practice: Practice = Practice()
+    private: tuple[str, ...] = ()
+    mu: float = 0.0
+    weights: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainedShared(Message):
+    """The shared parameters after training."""
+
+    texts: int
+    loss: float
+    weights: State
+
+
+@dataclass(frozen=True)
+class Shapes(Message):
+    """Names and shapes of what a site would share, and a checksum of what lies frozen under adapters."""
+
+    shapes: dict[str, list[int]]
+    frozen: str
+
+
+# --- the server's half ---
 
 
 class ParameterParams(Params):
@@ -23,44 +75,43 @@ class ParameterParams(Params):
 
 
 class ParameterMethod(Method):
-    """A round: shared parameters go to the sites that lack them, E epochs, up they come, and back goes the result."""
+    """A round: sites get the shared parameters they lack, train, and upload them; the server returns the result."""
 
     parameters: ClassVar[type[Params]] = ParameterParams
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "authors_code": {"schedule": "call"}}
     needs_same_models = True
-    any_task = True
-    verb: ClassVar[str] = "train.parameters"
+    own_tasks = "possible"
     p: ParameterParams
 
-    def site_settings(self) -> Facts:
-        """What a site is told beside its epochs."""
-        return {}
+    def prepare(self, fed: Federation) -> None:
+        self.fed = fed
+
+    def site_training(self, fed: Federation) -> tuple[Verb, TrainShared]:
+        """What every site does with the model it is given."""
+        return train_shared, TrainShared(self.p.local_epochs, self.practice(fed), self.p.private)
 
     def models(self, sites: Iterable[str]) -> dict[str, Arrays]:
         """The state that each site starts from: here the central model's, one copy for all."""
         wanted = tuple(sites)
-        return dict.fromkeys(wanted, self.central(copy=True)) if wanted else {}
+        return dict.fromkeys(wanted, self.shared(copy=True)) if wanted else {}
 
     # --- the steps of a round ---
 
-    def training(self) -> Ask:
+    def training(self, fed: Federation) -> Ask:
         """E epochs at every participant, from the server's model for it; the shared parameters come up."""
-        settings = {"epochs": self.p.local_epochs, **self.told(self.practice()), **self._patterns()}
-        each = self.models(site for site in self.participants if site not in self._holders)
-        return Ask(self.verb, {}, {**settings, **self.site_settings()}, each, check=same_shapes(self.central()))
+        verb, task = self.site_training(fed)
+        each = {site: {"weights": state} for site, state in self.models(self.copies.lacking(fed.participants)).items()}
+        return verb.ask(task, each=each, check=same_shapes(self.shared()))
 
-    def giving_back(self, replies: list[Reply]) -> Ask:
+    def giving_back(self, fed: Federation, replies: list[Reply]) -> Ask:
         """The new model to whoever took part, so that it is what sites test; after the last round to everybody."""
-        sites = tuple(self.link.sites) if self._number == self.config.rounds else names(replies)
-        return Ask("train.weights", {}, self._patterns(), self.models(sites), to=sites)
-
-    def held(self, replies: list[Reply]) -> None:
-        """These sites have the new model: it need not be sent again."""
-        self._holders = frozenset(names(replies))
+        sites = tuple(fed.sites) if fed.number == fed.config.rounds else names(replies)
+        each = {site: {"weights": state} for site, state in self.models(sites).items()}
+        return take_weights.ask(Weights(self.p.private), each=each, to=sites)
 
     def shares(self, replies: list[Reply]) -> dict[str, float]:
         """w_k = n_k / n over the sites that answered."""
-        return by_size({r.node: r.metrics["texts"] for r in replies})
+        return by_size(texts_of(replies))
 
     def mean(self, replies: list[Reply]) -> LazyState:
         """theta = sum_k w_k theta_k, an array at a time."""
@@ -68,45 +119,41 @@ class ParameterMethod(Method):
 
     def loss(self, replies: list[Reply], name: str = "loss") -> Facts:
         """The sites' mean training loss, or another number that they tell."""
-        shares = self.shares(replies)
-        return {name: sum(shares[r.node] * r.metrics[name] for r in replies)}
+        return {name: mean_loss(replies, self.shares(replies), name)}
 
     # --- the central model ---
 
     @cached_property
     def private(self) -> frozenset[str]:
         """The names that stay at the sites; a pattern that matches nothing, or all there is, is refused."""
-        known = list(self.student.learner.weights(copy=False))
+        known = list(self.fed.central.learner.weights(copy=False))
         for pattern in self.p.private:
             if not private_names(known, [pattern]):
                 raise ValueError(
-                    f"method.private: {pattern!r} matches no parameter that {self.config.central.model} would share; "
-                    f"its parameters are: {', '.join(known)}"
+                    f"method.private: {pattern!r} matches no parameter that {self.fed.config.central.model} would "
+                    f"share; its parameters are: {', '.join(known)}"
                 )
-        found = private_names(known, self.p.private)
-        if len(found) == len(known):
+        chosen = private_names(known, self.p.private)
+        if len(chosen) == len(known):
             raise ValueError(f"method.private: {list(self.p.private)} leave nothing to share of {', '.join(known)}")
-        return found
+        return chosen
 
-    def central(self, copy: bool = False) -> Arrays:
+    def shared(self, copy: bool = False) -> Arrays:
         """The shared part of the central model: a copy, or views that change when the model does."""
-        own = self.student.learner.weights(copy=False)
+        own = self.fed.central.learner.weights(copy=False)
         shared = {name: value for name, value in own.items() if name not in self.private}
         return copied(shared) if copy else shared
 
     def update(self, state: State) -> None:
         """The central model takes over a shared part, an array at a time; its private parts stay as they began."""
-        own = self.student.learner.weights(copy=False)
-        self.student.load_weights(LazyState(shapes_of(own), lambda name: (state if name in state else own)[name]))
+        own = self.fed.central.learner.weights(copy=False)
+        self.fed.central.load_weights(LazyState(shapes_of(own), lambda name: (state if name in state else own)[name]))
 
-    def _patterns(self) -> Facts:
-        return {"private": list(self.p.private)}
-
-    def _check_models(self) -> None:
+    def check_sites(self, fed: Federation) -> Round:
         """Same models by name, then by the shapes of what is shared and by what lies frozen under adapters."""
-        super()._check_models()
-        mine, frozen = shapes_of(self.central()), self.student.learner.frozen_sum()
-        for reply in self.ask(Ask("query.shapes", {}, self._patterns(), to=tuple(self.link.sites)), quorum=False):
+        yield from super().check_sites(fed)
+        mine, frozen = shapes_of(self.shared()), fed.central.learner.frozen_sum()
+        for reply in (yield tell_shapes.ask(Weights(self.p.private), to=tuple(fed.sites), optional=True)):
             theirs = {str(name): tuple(shape) for name, shape in reply.metrics["shapes"].items()}
             if wrong := differences(theirs, mine):
                 raise ValueError(
@@ -119,6 +166,7 @@ class ParameterMethod(Method):
                     f"site {reply.node} has other weights under its adapters than the central model, so that adapters "
                     "mean something else there; start both from the same pretrained model"
                 )
+        return {}
 
 
 def updates(replies: list[Reply], began: Mapping[str, Arrays]) -> Iterable[list[np.ndarray]]:
@@ -126,3 +174,68 @@ def updates(replies: list[Reply], began: Mapping[str, Arrays]) -> Iterable[list[
     for name, value in next(iter(began.values())).items():
         if value.dtype.kind == "f":
             yield [r.arrays[name] - began[r.node][name] for r in replies]
+
+
+# --- the site's half ---
+
+
+@site_verb("query.shapes", leaves=NOTHING, phase="joining")
+def tell_shapes(site: Node, asked: Weights) -> Shapes:
+    """Names and shapes of what this site would share, and a checksum of what lies frozen under adapters."""
+    shapes = shapes_of(shared_part(site, asked.private, copy=False))
+    return Shapes({name: list(shape) for name, shape in shapes.items()}, site.learner.frozen_sum())
+
+
+@site_verb("train.weights", leaves=NOTHING, phase="weights back")
+def take_weights(site: Node, given: Weights) -> Nothing:
+    """Be the model that comes back, such as FedDF's prototype; private parts stay as they are."""
+    take(site, given.private, given.weights)
+    return Nothing()
+
+
+@site_verb("train.parameters", leaves="weights", phase="local training")
+def train_shared(site: Node, task: TrainShared) -> TrainedShared:
+    """E epochs of CE + mu/2 ||w - w_global||^2 over shared parameters; w_global is given, or what the site holds."""
+    if task.weights:
+        take(site, task.private, task.weights)
+    anchor = shared_part(site, task.private) if task.mu else {}
+    loss = train_near(site, task.epochs, task.practice, anchor, task.mu)
+    return TrainedShared(len(site.private), loss, shared_part(site, task.private))
+
+
+def shared_part(site: Node, private: tuple[str, ...], copy: bool = True) -> Arrays:
+    """What travels of this site's model: all but what the patterns call private."""
+    own = site.learner.weights(copy=copy)
+    stays = private_names(own, private)
+    return {name: value for name, value in own.items() if name not in stays}
+
+
+def take(site: Node, private: tuple[str, ...], given: State) -> None:
+    """Take over the shared part; anything else than exactly that is refused with the list."""
+    wrong = differences(shapes_of(given), shapes_of(shared_part(site, private, copy=False)))
+    if wrong:
+        raise WireError(
+            f"{len(wrong)} of the given parameters do not fit what this site shares: {'; '.join(wrong[:8])}"
+        )
+    site.learner.load_weights({**site.learner.weights(copy=False), **given})
+
+
+def train_near(site: Node, epochs: int, practice: Practice, anchor: Mapping[str, np.ndarray], strength: float) -> float:
+    """E epochs of CE + strength/2 ||w - anchor||^2; the last epoch's mean loss."""
+    distance = _distance(site, anchor) if strength else None
+
+    def loss(outputs: Tensor, places: np.ndarray) -> Tensor:
+        value = site.private_loss(outputs, places)
+        return value if distance is None else value + strength / 2 * distance()
+
+    return site.train_privately(epochs, practice, loss)[-1]
+
+
+def _distance(site: Node, anchor: Mapping[str, np.ndarray]) -> Callable[[], Tensor]:
+    """||w - anchor||^2 over the trainable parameters that the anchor has."""
+    pairs = [
+        (parameter, torch.from_numpy(np.array(anchor[name])).to(parameter))
+        for name, parameter in site.learner.model.trainable_parameters().items()
+        if name in anchor
+    ]
+    return lambda: torch.stack([(parameter - fixed).square().sum() for parameter, fixed in pairs]).sum()

@@ -3,7 +3,7 @@ Privacy Constraints", IEEE Transactions on Neural Networks and Learning Systems 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -11,10 +11,13 @@ from pydantic import Field
 from fedstill.common.maths.ensemble import uniform
 from fedstill.common.maths.similarity import cosines, halves, inner_products, should_split
 from fedstill.common.wire import Reply
-from fedstill.strategies.base import Round
+from fedstill.strategies.base import Round, names
 from fedstill.strategies.parameters import ParameterParams, updates
 from fedstill.strategies.personal import PersonalMethod
-from fedstill.strategies.predictions import names
+
+if TYPE_CHECKING:
+    from fedstill.common.checkpoint import Nested
+    from fedstill.server.federation import Federation
 
 
 class PerCFLParams(ParameterParams):
@@ -35,8 +38,8 @@ class PerCFL(PersonalMethod):
     presets: ClassVar = {"paper": {}, "authors_code": {"weights": "uniform", "schedule": "call"}}
     p: PerCFLParams
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
+    def prepare(self, fed: Federation) -> None:
+        super().prepare(fed)
         self.clusters: dict[str, int] = {}  # of the sites that are not in the first cluster, 0
 
     def key_of(self, site: str) -> str:
@@ -47,19 +50,19 @@ class PerCFL(PersonalMethod):
         """w_k by size, or the same for every site as in the authors' program."""
         return super().shares(replies) if self.p.weights == "size" else uniform(names(replies))
 
-    def round(self, number: int) -> Round:
-        replies = yield self.training()
-        if number > self.p.warmup_rounds:
+    def round(self, fed: Federation) -> Round:
+        replies = yield self.training(fed)
+        if fed.number > self.p.warmup_rounds:
             for cluster in sorted({self.key_of(r.node) for r in replies}, key=int):
-                self._split(number, cluster, [r for r in replies if self.key_of(r.node) == cluster])
-        found = {site: int(self.key_of(site)) for site in self.link.sites}
-        self.record.event("clusters", round=number, clusters=found)
+                self._split(fed, cluster, [r for r in replies if self.key_of(r.node) == cluster])
+        clusters = {site: int(self.key_of(site)) for site in fed.sites}
+        fed.event("clusters", clusters=clusters)
         self.average(replies)
         self.show_mean(replies)
-        self.held((yield self.giving_back(replies)))
-        return {**self.loss(replies), "clusters": len(set(found.values()))}
+        self.copies.only(names((yield self.giving_back(fed, replies))))
+        return {**self.loss(replies), "clusters": len(set(clusters.values()))}
 
-    def _split(self, number: int, cluster: str, members: list[Reply]) -> None:
+    def _split(self, fed: Federation, cluster: str, members: list[Reply]) -> None:
         """Two clusters where there was one, if it is time; who did not answer stays with the larger part."""
         products = inner_products(updates(members, self.models(names(members))))
         shares = np.array(list(self.shares(members).values()))
@@ -68,17 +71,16 @@ class PerCFL(PersonalMethod):
         part = halves(cosines(products))
         leaving = int(part.sum() * 2 <= len(part))  # the smaller part gets a new number
         fresh = max(self.clusters.values(), default=0) + 1
-        self.states[str(fresh)] = self.states[cluster]
+        self.states[str(fresh)] = self.state_of(cluster)
         self.clusters.update({r.node: fresh for r, half in zip(members, part, strict=True) if half == leaving})
         parts = [[r.node for r in members if (self.key_of(r.node) == cluster) == stays] for stays in (True, False)]
-        self.record.event("split", round=number, cluster=int(cluster), parts=parts)
+        fed.event("split", cluster=int(cluster), parts=parts)
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> Nested:
         """The clusters and their states."""
-        return {**super().state(), **{f"cluster/{site}": np.array(n) for site, n in self.clusters.items()}}
+        return {**super().state(), "cluster": {site: np.array(number) for site, number in self.clusters.items()}}
 
-    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_state(self, state: Nested) -> None:
         """Take up what `state` gave."""
-        super().load_state(arrays)
-        here = {name: int(value) for name, value in arrays.items() if name.startswith("cluster/")}
-        self.clusters = {name.removeprefix("cluster/"): number for name, number in here.items()}
+        super().load_state(state)
+        self.clusters = {site: int(number) for site, number in state.get("cluster", {}).items()}

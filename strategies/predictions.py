@@ -1,18 +1,75 @@
-"""What methods share that exchange predictions on the whole public set once a round."""
+"""What methods share that exchange predictions on the whole public set once a round: both halves."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedstill.common.maths.ensemble import Matrix, by_size, mean_predictions, softmax, uniform
+from fedstill.common.maths.losses import LOSSES, soft_cross_entropy
 from fedstill.common.maths.robust import Aggregation, combine
-from fedstill.common.wire import Ask, Reply, predictions
-from fedstill.strategies.base import Method, Params
+from fedstill.common.practice import Practice
+from fedstill.common.wire import Ask, Reply, items
+from fedstill.common.wire.checks import predictions
+from fedstill.common.wire.typed import Message
+from fedstill.strategies.base import Method, Params, names, texts_of
+from fedstill.strategies.verbs import NOTHING, site_verb
+
+if TYPE_CHECKING:
+    from fedstill.client.node import Node
+    from fedstill.common.models.learner import Rows
+    from fedstill.server.federation import Federation
+
+
+# --- what the halves say to each other ---
+
+
+@dataclass(frozen=True)
+class Predict(Message):
+    """Which public rows; their texts are at the site."""
+
+    rows: np.ndarray
+    dropout: bool = False
+
+
+@dataclass(frozen=True)
+class Predictions(Message):
+    """Logits of the rows that `items` stands for, and how many private texts the site has."""
+
+    items: np.ndarray
+    logits: np.ndarray
+    texts: int
+
+
+@dataclass(frozen=True)
+class Distil(Message):
+    """E_d epochs towards targets on public rows; `private`: shuffled among the private texts (Cronus)."""
+
+    rows: np.ndarray
+    targets: np.ndarray
+    loss: Literal["soft", "hard", "kl", "mse", "l1"]
+    epochs: int
+    practice: Practice = Practice()
+    temperature: float = 1.0
+    private: bool = False
+
+
+@dataclass(frozen=True)
+class Distilled(Message):
+    """The last epoch's mean loss."""
+
+    loss: float | None = None
+    texts: int | None = None
+
+
+# --- the server's half ---
 
 
 class PredictingParams(Params):
@@ -33,30 +90,26 @@ class PredictingMethod(Method):
 
     p: PredictingParams
 
-    def ask_predictions(self, rows: np.ndarray, sites: tuple[str, ...] | None = None) -> Ask:
-        """Logits of the public rows, from those sites or from everybody who takes part."""
-        return Ask("query.predictions", {"rows": rows}, to=sites, check=predictions(rows, self.student.classes))
-
     def site_weights(self, replies: list[Reply]) -> dict[str, float]:
         """w_k over the sites that answered."""
-        if self.p.weights == "uniform":
-            return uniform(names(replies))
-        return by_size({r.node: r.metrics["texts"] for r in replies})
+        return uniform(names(replies)) if self.p.weights == "uniform" else by_size(texts_of(replies))
 
-    def votes(self, replies: list[Reply]) -> Matrix:
+    def votes(self, fed: Federation, replies: list[Reply]) -> Matrix:
         """sum_k w_k onehot(argmax z_k): soft CE against it is sum_k w_k CE(argmax z_k, f)."""
-        corners = np.eye(self.student.classes, dtype=np.float32)
-        said = {r.node: corners[r.arrays["logits"].argmax(axis=-1)] for r in replies}
-        return mean_predictions(said, self.site_weights(replies))
+        corners = np.eye(fed.central.classes, dtype=np.float32)
+        votes = {r.node: corners[r.arrays["logits"].argmax(axis=-1)] for r in replies}
+        return mean_predictions(votes, self.site_weights(replies))
 
-    def distil_at_server(self, rows: np.ndarray, targets: Matrix, loss: str) -> float:
+    def distil_at_server(self, fed: Federation, rows: np.ndarray, targets: Matrix, loss: str) -> float:
         """E_d epochs of the central model; its last mean loss."""
-        return self.student.distil(rows, targets, loss, self.p.distill_epochs, self.practice())
+        return fed.central.distil(rows, targets, loss, self.p.distill_epochs, self.practice(fed))
 
-    def distil_at_sites(self, rows: np.ndarray, targets: Matrix, loss: str, sites: tuple[str, ...]) -> Ask:
+    def distil_at_sites(
+        self, fed: Federation, rows: np.ndarray, targets: Matrix, loss: str, sites: tuple[str, ...]
+    ) -> Ask:
         """E_d epochs at each of the sites."""
-        settings = {"loss": loss, "epochs": self.p.distill_epochs, **self.told(self.practice())}
-        return Ask("train.distil", {"rows": rows, "targets": targets}, settings, to=sites)
+        lesson = Distil(rows, targets, loss, self.p.distill_epochs, self.practice(fed))  # type: ignore[arg-type]
+        return distil.ask(lesson, to=sites)
 
 
 class EnsembleMethod(PredictingMethod):
@@ -66,12 +119,12 @@ class EnsembleMethod(PredictingMethod):
 
     def mean_logits(self, replies: list[Reply]) -> Matrix:
         """z = sum_k w_k z_k, or the rule that stands for the mean."""
-        return combine({r.node: r.arrays["logits"] for r in replies}, self.site_weights(replies), self.p.aggregation)
+        return combine(logits_of(replies), self.site_weights(replies), self.p.aggregation)
 
     def mean_probabilities(self, replies: list[Reply]) -> Matrix:
         """y = sum_k w_k softmax(z_k), or the rule that stands for the mean."""
-        said = {r.node: softmax(r.arrays["logits"]) for r in replies}
-        return combine(said, self.site_weights(replies), self.p.aggregation, probabilities=True)
+        probabilities = {site: softmax(logits) for site, logits in logits_of(replies).items()}
+        return combine(probabilities, self.site_weights(replies), self.p.aggregation, probabilities=True)
 
 
 class WarmedParams(EnsembleParams):
@@ -86,21 +139,62 @@ class WarmedMethod(EnsembleMethod):
 
     p: WarmedParams
 
-    def warm_up(self, number: int) -> Generator[Ask, list[Reply], tuple[str, ...]]:
+    def warm_up(self, fed: Federation) -> Generator[Ask, list[Reply], tuple[str, ...]]:
         """In the first round, for those too that are drawn for later rounds only; the round's sites that are ready."""
-        if number > 1:
-            return self.participants
-        local = replace(self.local_training(), to=tuple(self.link.sites))
-        warmed = yield replace(local, settings={**local.settings, "epochs": self.p.warmup_epochs})
-        return tuple(name for name in names(warmed) if name in self.participants)
+        if fed.number > 1:
+            return fed.participants
+        warmed = yield self.train_locally(fed, to=tuple(fed.sites), epochs=self.p.warmup_epochs)
+        return tuple(name for name in names(warmed) if name in fed.participants)
 
 
-def mean_loss(replies: list[Reply]) -> float | None:
-    """The mean of the sites' losses, among those that tell theirs."""
-    losses = [float(r.metrics["loss"]) for r in replies if "loss" in r.metrics]
-    return float(np.mean(losses)) if losses else None
+def ask_predictions(fed: Federation, rows: np.ndarray, sites: tuple[str, ...] | None = None) -> Ask:
+    """Logits of the public rows, from those sites or from everybody who takes part."""
+    return predict.ask(Predict(rows), to=sites, check=predictions(rows, fed.central.classes))
 
 
-def names(replies: list[Reply]) -> tuple[str, ...]:
-    """Who answered."""
-    return tuple(r.node for r in replies)
+def logits_of(replies: list[Reply]) -> dict[str, Matrix]:
+    """z_k of every site that answered."""
+    return {reply.node: reply.arrays["logits"] for reply in replies}
+
+
+# --- the site's half ---
+
+
+@site_verb("query.predictions", leaves="predictions", phase="prediction")
+def predict(site: Node, asked: Predict) -> Predictions:
+    """Logits on public rows (FedID eq. 5)."""
+    rows = site.public_rows(asked.rows)
+    return Predictions(items(rows), site.learner.predict(site.public, rows, asked.dropout), len(site.private))
+
+
+@site_verb("train.distil", leaves=NOTHING, phase="distillation")
+def distil(site: Node, lesson: Distil) -> Distilled:
+    """E_d epochs towards the given targets on public rows (FedID eq. 8), among the private texts if asked (Cronus)."""
+    rows = site.public_rows(lesson.rows)
+    targets = site.targets(lesson.targets, len(rows))
+    if lesson.private:
+        losses = _train_on_both(site, rows, targets, lesson)
+        return Distilled(losses[-1], len(site.private))
+    loss = LOSSES[lesson.loss]
+    losses = site.learner.fit(
+        site.public,
+        rows,
+        lambda logits, places: loss(logits / lesson.temperature, targets[places]),
+        lesson.epochs,
+        "distil",
+        lesson.practice,
+    )
+    return Distilled(losses[-1])
+
+
+def _train_on_both(site: Node, rows: Rows, targets: Tensor, lesson: Distil) -> list[float]:
+    """Soft CE on private and public texts shuffled together; a private text's target is its label."""
+    wanted = torch.cat([one_hot(site.labels, len(site.task.labels)).to(targets), targets])
+    return site.learner.fit(
+        site.private.followed_by(site.public),
+        np.concatenate([np.arange(len(site.private)), len(site.private) + rows]),
+        lambda logits, places: soft_cross_entropy(logits, wanted[places]),
+        lesson.epochs,
+        "local",
+        lesson.practice,
+    )

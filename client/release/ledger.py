@@ -30,8 +30,8 @@ class Ledger:
             name: {"type": value.dtype.name, "shape": list(value.shape), "bytes": value.nbytes}
             for name, value in reply.arrays.items()
         }
-        size = size_of(reply.arrays, {"metrics": reply.metrics})
-        self._write({**_place(ask), "arrays": arrays, "metrics": reply.metrics, "bytes": size, "privacy": privacy})
+        sizes = {"metrics": reply.metrics, "bytes": reply.size, "privacy": privacy}
+        self._write({**_place(ask), "arrays": arrays, **sizes})
 
     def refused(self, ask: Ask, error: Exception) -> None:
         """An Ask is not answered; the reason leaves the site, and nothing else."""

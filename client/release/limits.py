@@ -4,64 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from logging import WARN
 from pathlib import Path
 from typing import Any
 
-from flwr.common.logger import log
-
 from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import ConfigError, Leaving, RunConfig, SiteConfig
-from fedstill.common.wire import Ask, Reply, size_of
-from fedstill.common.wire.compression import PREDICTIONS
+from fedstill.common.wire import Ask, Reply
+from fedstill.common.wire.typed import undeclared
+from fedstill.strategies import all_verbs
+from fedstill.strategies.verbs import Verb
 
 MB = 1_000_000
-NOTHING: tuple[Leaving, ...] = ()
-
-# What the answer to each verb holds beside a few numbers. A verb that is not here leaves with nobody who set a limit.
-LEAVES: dict[str, tuple[Leaving, ...]] = {
-    "query.predictions": ("predictions",),
-    "query.logits": ("predictions",),
-    "query.bias": ("predictions",),
-    "query.scores": ("predictions",),
-    "query.counts": ("counts",),
-    "query.shapes": NOTHING,
-    "query.save": NOTHING,
-    "query.restore": NOTHING,
-    "query.features": ("features",),
-    "query.representations": ("features",),
-    "query.trained": ("weights", "counts"),
-    "train.local": NOTHING,  # unless its settings ask for more: see `leaving`
-    "train.distil": NOTHING,
-    "train.feedback": ("predictions",),
-    "train.weights": NOTHING,
-    "train.parameters": ("weights",),
-    "train.ditto": ("weights",),
-    "train.mutual": ("weights",),
-    "train.change": NOTHING,
-    "train.balanced": ("weights", "counts"),
-    "train.corrupted": ("weights",),
-    "train.shared": NOTHING,
-    "train.contrast": ("weights",),
-    "evaluate.test": NOTHING,
-    "evaluate.alone": NOTHING,
-}
-EVERYTHING: tuple[Leaving, ...] = ("predictions", "counts", "features", "weights")
-WEIGHTS: Leaving = "weights"
-_NAMES: dict[Leaving, tuple[str, ...]] = {  # arrays by name; any other is a weight
-    "predictions": (*PREDICTIONS, *(f"{name}.bounds" for name in PREDICTIONS), "items", "bias", "scores"),
-    "counts": ("counts", "gamma"),
-    "features": ("features", "h"),
-}
-_KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
-
-
-def kinds_of(reply: Reply) -> tuple[Leaving, ...]:
-    """What the arrays of an answer are."""
-    return tuple(_KINDS.get(name, WEIGHTS) for name in reply.arrays)
+log = logging.getLogger("flwr")
 
 
 class Refused(RuntimeError):
@@ -70,16 +28,6 @@ class Refused(RuntimeError):
 
 class NotCounted(RuntimeError):
     """The count of bytes cannot be kept, so that nothing may leave; the text names the file."""
-
-
-def leaving(ask: Ask) -> tuple[Leaving, ...]:
-    """What the answer to an Ask would hold."""
-    found = LEAVES.get(ask.verb, EVERYTHING)
-    if ask.verb == "train.local" and ask.settings.get("send_weights"):
-        found = (*found, "weights")
-    if ask.verb == "train.local" and ask.settings.get("describe"):
-        found = (*found, "counts")  # the loss of each class shows which classes there are
-    return found
 
 
 def check_files(config: RunConfig, site: SiteConfig) -> None:
@@ -107,20 +55,29 @@ class Gate:
     def answer(self, ask: Ask) -> Reply:
         """The node's answer, if the limits allow it before and after it is worked out."""
         try:
-            self._check_verb(ask.verb)
-            self._check_kinds(leaving(ask))
+            verb = self._allowed(ask.verb)
+            self._check_kinds(verb.leaves)
             self._spend(0)  # a limit that is reached already costs no work
             reply = self._answer(ask)
-            self._check_kinds(kinds_of(reply))
-            self._spend(size_of(reply.arrays, {"metrics": reply.metrics}))
+            self._check_declared(verb, reply)
+            self._spend(reply.size)
         except Refused as error:
             raise self._noted(ask, error) from None
         return reply
 
-    def _check_verb(self, verb: str) -> None:
-        allowed = self.site.limits.verbs
-        if allowed is not None and verb not in allowed:
+    def _allowed(self, name: str) -> Verb:
+        allowed, known = self.site.limits.verbs, all_verbs()
+        if allowed is not None and name not in allowed:
             raise Refused(f"limits.verbs has only {', '.join(allowed) or 'nothing'}")
+        if name not in known:
+            raise Refused("no method that is installed here has this verb")
+        return known[name]
+
+    def _check_declared(self, verb: Verb, reply: Reply) -> None:
+        """What is not declared does not leave, whatever a verb's function returned."""
+        extra = undeclared(verb.answer, (name.removesuffix(".bounds") for name in reply.arrays))
+        if extra:
+            raise Refused(f"the answer holds {extra[0]!r}, and {verb.name} does not declare it")
 
     def _check_kinds(self, kinds: tuple[Leaving, ...]) -> None:
         allowed = self.site.limits.leave
@@ -163,7 +120,7 @@ class Gate:
 
     def _noted(self, ask: Ask, error: Refused) -> Refused:
         """The refusal as the coordinator hears it; the site's log has it too."""
-        log(WARN, "site %s refuses %s of run %s: %s", self.site.name, ask.verb, self.run, error)
+        log.warning("site %s refuses %s of run %s: %s", self.site.name, ask.verb, self.run, error)
         return Refused(
             f"site {self.site.name} refuses {ask.verb}: {error}. Only the site's owner can change that, in site.toml; "
             "a method that needs no such answer is in docs/METHODS.md"

@@ -16,7 +16,7 @@ from fedstill.common.data.tasks import TASKS, Task, TaskError, load_task
 
 
 @dataclass(frozen=True)
-class Holdings:
+class Allocation:
     """The run's task and splits, and the private rows of each site that the run deals texts to."""
 
     task: Task
@@ -24,7 +24,7 @@ class Holdings:
     shares: list[NDArray[np.int64]]
 
 
-def holdings(config: RunConfig) -> Holdings:
+def allocate(config: RunConfig) -> Allocation:
     """The run's texts, dealt out."""
     dealt = [site.model_dump(mode="json", include={"name", "data"}) for site in config.sites]
     told = config.model_dump(mode="json", include={"seed", "task", "data"})
@@ -32,7 +32,7 @@ def holdings(config: RunConfig) -> Holdings:
 
 
 @lru_cache(maxsize=2)
-def _deal(told: str) -> Holdings:
+def _deal(told: str) -> Allocation:
     config = RunConfig.model_validate_json(told)
     task, pools = load_task(config.task)
     splits = make_splits(pools, config.data, config.seed)
@@ -41,7 +41,7 @@ def _deal(told: str) -> Holdings:
     shares = (
         partition(splits.private, len(dealt), data.partition, data.alpha, config.seed, data.minimum) if dealt else []
     )
-    return Holdings(task, splits, shares)
+    return Allocation(task, splits, shares)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def site_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
     """The texts of one site: its own files where it has some, else its share of the run's."""
     if site.data is not None:
         return _own_texts(config, site)
-    held = holdings(config)
+    held = allocate(config)
     dealt = [entry.name for entry in config.sites if entry.data is None]
     if site.name not in dealt:
         raise DataError(
@@ -74,7 +74,7 @@ def _own_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
     if config.task.name == "files" and config.task.labels is None:
         raise TaskError("a run whose sites bring their own files must list task.labels, so that all number them alike")
     known = TASKS.get(config.task.name)
-    labels = config.task.labels or list(known.labels if known is not None else holdings(config).task.labels)
+    labels = config.task.labels or list(known.labels if known is not None else allocate(config).task.labels)
     own = TaskConfig(
         name="files",
         train=site.data.private,
@@ -91,7 +91,7 @@ def _own_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
     task, pools = load_task(own)
     held_out = make_splits(Pools(pools.train), config.data.model_copy(update=_own_sizes(len(pools.train))), config.seed)
     public = (
-        holdings(config).splits.public if pools.public is None else public_texts(pools.public, config.data, config.seed)
+        allocate(config).splits.public if pools.public is None else public_texts(pools.public, config.data, config.seed)
     )
     return SiteTexts(task, held_out.private, public, held_out.test)
 

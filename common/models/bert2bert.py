@@ -94,6 +94,11 @@ class MixedModel(TextModel):
             output.logits.float().flatten(0, 1), answer.flatten(), ignore_index=IGNORED, label_smoothing=smoothing
         )
 
+    @property
+    def width(self) -> int:
+        """Of a hidden state."""
+        return self.mlm.dense.in_features
+
     def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The encoder's last layer."""
         found: Tensor = self.net.encoder(**inputs).last_hidden_state

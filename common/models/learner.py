@@ -6,17 +6,18 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedstill.common.checkpoint import Nested
 from fedstill.common.config import LearnerConfig, TrainConfig
 from fedstill.common.models.text_model import TextModel
 from fedstill.common.models.tokens import Encoded
+from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive, seeded
 from fedstill.common.states import State
 from fedstill.common.wire import Arrays
@@ -34,18 +35,6 @@ class Batches(Protocol):
 Purpose = Literal["local", "distil", "assign"]
 
 
-@dataclass(frozen=True)
-class Practice:
-    """How a call trains: which optimizer it finds, and how the rate falls while it runs.
-
-    `decay` (a, b) takes the rate linearly from (1 - a) to (1 - b) of its full value over the call; None keeps it.
-    """
-
-    optimizer: Literal["adamw", "adafactor", "sgd"] = "adamw"
-    fresh: bool = False
-    decay: tuple[float, float] | None = None
-
-
 class Learner:
     """One model, its optimizers and its randomness."""
 
@@ -60,7 +49,7 @@ class Learner:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.compute_seconds = 0.0
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._kept: dict[str, Arrays] = {}  # optimizer states read from a checkpoint, until their optimizer is made
+        self._kept: dict[str, Nested] = {}  # optimizer states read from a checkpoint, until their optimizer is made
 
     @contextmanager
     def at(self, *place: object) -> Iterator[None]:
@@ -218,31 +207,27 @@ class Learner:
         """Be the model that `whole` gave."""
         self.model.load_whole_state(arrays)
 
-    def state(self, copy: bool = True) -> Arrays:
+    def state(self, copy: bool = True) -> Nested:
         """The whole model and living optimizers, for a checkpoint; weights are copies or views."""
-        arrays = {f"model/{name}": value for name, value in self.whole(copy).items()}
-        for key, optimizer in self._optimizers.items():
-            for index, entry in optimizer.state_dict()["state"].items():
-                for name, value in entry.items():
-                    arrays[f"optimizer/{key}/{index}/{name}"] = np.array(torch.as_tensor(value).cpu())
-        for key, kept in self._kept.items():
-            arrays.update({f"optimizer/{key}/{name}": value for name, value in kept.items()})
-        return arrays
+        optimizers: dict[str, Any] = {
+            key: {
+                str(index): {name: np.array(torch.as_tensor(value).cpu()) for name, value in entry.items()}
+                for index, entry in optimizer.state_dict()["state"].items()
+            }
+            for key, optimizer in self._optimizers.items()
+        }
+        return {"model": self.whole(copy), "optimizer": {**optimizers, **self._kept}}
 
-    def load_state(self, arrays: Arrays) -> None:
+    def load_state(self, arrays: Nested) -> None:
         """Take up a checkpoint that `state` made."""
-        self.load_whole({name[6:]: value for name, value in arrays.items() if name.startswith("model/")})
-        self._optimizers, self._kept = {}, {}
-        for name, value in arrays.items():
-            if name.startswith("optimizer/"):
-                _, key, rest = name.split("/", 2)
-                self._kept.setdefault(key, {})[rest] = value
+        self.load_whole(arrays["model"])
+        self._optimizers, self._kept = {}, dict(arrays.get("optimizer", {}))
 
-    def _fill(self, optimizer: torch.optim.Optimizer, arrays: Arrays) -> None:
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in arrays.items():
-            index, entry = name.split("/")
-            state.setdefault(int(index), {})[entry] = torch.from_numpy(np.array(value))
+    def _fill(self, optimizer: torch.optim.Optimizer, entries: Nested) -> None:
+        state = {
+            int(index): {name: torch.from_numpy(np.array(value)) for name, value in entry.items()}
+            for index, entry in entries.items()
+        }
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 

@@ -95,24 +95,21 @@ def check_reply(ask: Ask, reply: Reply) -> None:
         ask.check(reply)
 
 
-_WITH_LOSS = {"parameters", "ditto", "balanced", "mutual", "corrupted", "contrast"}
 _SHOWN = {"epsilon", "delta", "left", "noise_multiplier", "clip", "predictions"}
 
 
-def check_metrics(verb: str, reply: Reply, greeting: Facts) -> None:
-    """Refuse metrics that a method could not calculate with: a site may change neither its size nor the form."""
-    metrics, kind = reply.metrics, verb.partition(".")
+def check_metrics(reply: Reply, greeting: Facts) -> None:
+    """Refuse metrics that nobody could calculate with: a site may change neither its size nor the form."""
+    metrics = reply.metrics
     if not _finite(metrics):
         raise WireError("its metrics have NaN or infinite values")
     if "texts" in metrics and "texts" in greeting and metrics["texts"] != greeting["texts"]:
         raise WireError(f"it joined with {greeting['texts']} texts and now says {str(metrics['texts'])[:40]}")
-    needed = ["texts"] if verb == "query.predictions" else []
-    needed += ["loss"] if kind[0] == "train" and kind[2] in _WITH_LOSS else []
-    for name in {"seconds", "loss", "texts"} & {*metrics, *needed}:
-        if isinstance(metrics.get(name), bool) or not isinstance(metrics.get(name), int | float):
+    for name in {"seconds", "loss", "texts"} & set(metrics):
+        if isinstance(metrics[name], bool) or not isinstance(metrics[name], int | float):
             raise WireError(f"its metric {name!r} is missing or no number")
-    said = metrics.get("privacy", {})
-    if not isinstance(said, dict) or not all(n in _SHOWN and isinstance(v, int | float) for n, v in said.items()):
+    privacy = metrics.get("privacy", {})
+    if not isinstance(privacy, dict) or not all(n in _SHOWN and isinstance(v, int | float) for n, v in privacy.items()):
         raise WireError("what it says of its privacy is not a table of numbers")
 
 

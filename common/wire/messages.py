@@ -23,10 +23,11 @@ class Ask:
     each: Mapping[str, Facts] = field(default_factory=dict)
     to: tuple[str, ...] | None = None
     check: Callable[[Reply], None] | None = None  # stays with the asker: what a usable Reply looks like
+    optional: bool = False  # too few answers do not end the run
 
-    def part_for(self, node: str) -> Ask:
+    def part_for(self, node: str, place: Facts | None = None) -> Ask:
         """What one node is told: the common part and its own, arrays among the latter joined to the arrays."""
-        own = self.each.get(node, {})
+        own = {**self.each.get(node, {}), **(place or {})}
         arrays = {name: value for name, value in own.items() if isinstance(value, np.ndarray)}
         settings = {name: value for name, value in own.items() if not isinstance(value, np.ndarray)}
         return Ask(self.verb, {**self.arrays, **arrays}, {**self.settings, **settings})

@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedstill.common.config import ConfigError, RunConfig
+from fedstill.common.config import RunConfig
 from fedstill.deploy import flower_commands as flower
 from fedstill.deploy.coordinator.certificates import Certificates, make_certificates
+from fedstill.deploy.launch import RunFailed, Watch
+from fedstill.deploy.launch.simulation import simulation_settings
 from fedstill.deploy.processes import Processes, alive, free_port
-from fedstill.strategies import find_method
 
-Watch = Callable[[dict[str, Any]], None]
 CONNECTION = "local"
-
-
-class RunFailed(RuntimeError):
-    """The run did not finish; the text says why, as far as it is known."""
-
-
-def check_run(config: RunConfig, on: str) -> None:
-    """What can be known to be wrong before anything is started or written."""
-    find_method(config.method)
-    if not config.sites and on in ("local", "simulation"):
-        raise ConfigError("sites: the run names no sites; write a [[sites]] table with a name and a model for each")
-    if on == "simulation":
-        check_actors(config)
-
-
-def check_actors(config: RunConfig) -> None:
-    """A session of the simulation holds its actor: refuse to start a run that would wait for one for ever."""
-    if config.exchange.link != "stream":
-        return
-    simulation, sites = config.simulation, config.expected_sites
-    actors = (simulation.cpus or os.cpu_count() or 1) // simulation.client_cpus
-    cure = f"simulation.cpus = {sites * simulation.client_cpus}"
-    if simulation.client_gpus > 0:
-        import torch
-
-        gpus = torch.cuda.device_count() if simulation.gpus is None else simulation.gpus
-        if (by_gpus := int(gpus / simulation.client_gpus + 1e-9)) < min(actors, sites):
-            actors, cure = by_gpus, f"simulation.client_gpus = {int(100 * gpus / sites) / 100}"
-    if actors < sites:
-        raise ConfigError(
-            f"{sites} sites need {sites} actors, one each for the whole run, and this machine gives {actors}: "
-            f'set {cure}, or exchange.link = "messages"'
-        )
 
 
 def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watch, secure: bool = False) -> None:
@@ -63,7 +29,7 @@ def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watc
     bundle = flower.write_bundle(folder / "app", config, str(folder), resume)
     with Processes(folder / "logs", env) as processes:
         _start_superlink(processes, home, config, on, certificates)
-        simulation = _simulation_settings(config) if on == "simulation" else {}
+        simulation = simulation_settings(config) if on == "simulation" else {}
         run_id = flower.start_run(bundle, CONNECTION, env, simulation)
         _follow(folder, processes, lambda: flower.run_status(run_id, CONNECTION, env), watch)
 
@@ -105,19 +71,6 @@ def _start_supernode(
         trust = ["--root-certificates", str(certificates.authority)]
     command = ["flower-supernode", *trust, "--superlink", superlink, "--host", "127.0.0.1", "--port", str(free_port())]
     processes.start(f"site-{name}", [*command, "--node-config", node])
-
-
-def _simulation_settings(config: RunConfig) -> dict[str, Any]:
-    """Flower's names for the number of clients and what each takes."""
-    simulation = config.simulation
-    found = {
-        "num_supernodes": config.expected_sites,
-        "client_resources_num_cpus": simulation.client_cpus,
-        "client_resources_num_gpus": simulation.client_gpus,
-        "init_args_num_cpus": simulation.cpus,
-        "init_args_num_gpus": simulation.gpus,
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _follow(folder: Path, processes: Processes, status: Callable[[], str], watch: Watch) -> None:

@@ -299,12 +299,12 @@ def disk(load: Load, state: Path) -> str:
 
 def limits(site: SiteFile) -> str:
     """What may leave, in words; verbs that do not exist are named."""
-    from fedstill.client.release.limits import LEAVES
+    from fedstill.strategies import all_verbs
 
-    found = site.limits
-    wrong = [verb for verb in found.verbs or [] if verb not in LEAVES]
+    found, known = site.limits, all_verbs()
+    wrong = [verb for verb in found.verbs or [] if verb not in known]
     if wrong:
-        raise Failed(f"limits.verbs names {', '.join(wrong)}", f"known: {', '.join(sorted(LEAVES))}")
+        raise Failed(f"limits.verbs names {', '.join(wrong)}", f"known: {', '.join(sorted(known))}")
     parts = [f"may leave: {', '.join(found.leave) or 'nothing but a few numbers'}"]
     parts += [f"only {', '.join(found.verbs)}"] if found.verbs is not None else []
     parts += [f"at most {found.mb_per_run:g} MB a run"] if found.mb_per_run is not None else []

@@ -142,10 +142,10 @@ def run_one(label: str, seed: int, args: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from fedstill.client.mixed import make_node
+    from fedstill.client.own_task import make_node
     from fedstill.common.wire import Reply
     from fedstill.server.app import admission
-    from fedstill.server.holder import make_student
+    from fedstill.server.central import make_central
     from fedstill.server.link import LocalLink
     from fedstill.server.record import Record
     from fedstill.strategies import find_method
@@ -173,7 +173,7 @@ def run_one(label: str, seed: int, args: argparse.Namespace) -> None:
     folder = args.out / "work" / place
     for old in folder.rglob("*.jsonl"):
         old.unlink()
-    student, record = make_student(config), Sheet(folder, config)
+    student, record = make_central(config), Sheet(folder, config)
     kind, params = find_method(config.method)
     method = kind(params, config, student, record)
     nodes = [make_node(config, site, "run", folder / "sites" / site.name) for site in config.sites]

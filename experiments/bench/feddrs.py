@@ -29,7 +29,7 @@ from rich.table import Table
 
 from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import RunConfig
-from fedstill.common.data.allocation import holdings
+from fedstill.common.data.allocation import allocate
 from fedstill.common.data.splits import Rows
 from fedstill.experiments.compare.worker import run_in_process
 
@@ -86,7 +86,7 @@ def measure(config: RunConfig) -> dict[str, Any]:
     """One run in this process: the central model's accuracy after the last round, and how the classes were dealt."""
     with tempfile.TemporaryDirectory() as folder:
         facts = run_in_process(config, Path(folder))
-    held = holdings(config)
+    held = allocate(config)
     labels = held.splits.private.labels
     assert labels is not None
     return {

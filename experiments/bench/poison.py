@@ -99,9 +99,9 @@ def trained(seed: int, stage: str, begin: dict[str, np.ndarray], epochs: int) ->
 @lru_cache(1)
 def first_student(seed: int) -> tuple[Any, dict[str, np.ndarray]]:
     """The central model and the state that it begins with."""
-    from fedstill.server.central import Student
+    from fedstill.server.central import CentralModel
 
-    student = Student(config_of(seed))
+    student = CentralModel(config_of(seed))
     return student, student.learner.state()
 
 
@@ -161,7 +161,7 @@ def distilled(seed: int, attack: str, share: int, rule: str) -> float:
     """Accuracy of the central model that is taught by what the sites say."""
     from fedstill.common.maths.ensemble import softmax
     from fedstill.common.maths.robust import combine
-    from fedstill.common.models.learner import Practice
+    from fedstill.common.practice import Practice
 
     kept = honest(seed)
     logits = np.stack([kept[f"site-{n}/logits"] for n in range(SITES)])

@@ -37,7 +37,7 @@ from fedstill.common.models import text_model as models
 from fedstill.common.models.loading import load_model
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Failure, Reply
-from fedstill.server.central import Student
+from fedstill.server.central import CentralModel
 from fedstill.server.link import LocalLink
 from fedstill.server.record import Record
 from fedstill.strategies import find_method
@@ -109,7 +109,7 @@ def ours(config: RunConfig, folder: Path) -> tuple[Clock, dict[str, Any]]:
 
     models.encode = encode
     try:
-        student = Student(config)
+        student = CentralModel(config)
         nodes = [Node(config, site, "run", folder / site.name) for site in config.sites]
     finally:
         models.encode = plain
@@ -229,9 +229,9 @@ def _validate(central: Party, texts: list[torch.Tensor], labels: torch.Tensor, r
 
 def begin(config: RunConfig) -> tuple[dict[str, Any], Any, dict[str, Any]]:
     """Every party's model as it begins, the tokenizer, and who holds which texts."""
-    from fedstill.common.data.allocation import holdings
+    from fedstill.common.data.allocation import allocate
 
-    held, nets, tokenizer = holdings(config), {}, None
+    held, nets, tokenizer = allocate(config), {}, None
     for name, learner in [("central", config.central), *((site.name, site) for site in config.sites)]:
         model = load_model(learner.model_settings(config.train), held.task, derive(SEED, name, "model"))
         nets[name], tokenizer = model.net, model.tokenizer

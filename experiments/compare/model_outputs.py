@@ -15,20 +15,20 @@ from fedstill.client.node import Node
 from fedstill.common.maths.ensemble import softmax
 from fedstill.common.models.learner import Learner
 from fedstill.common.models.tokens import Encoded
-from fedstill.server.central import Student
+from fedstill.server.central import CentralModel
 
 FILE = "outputs.safetensors"
 TEXTS = 300
 
 
-def save_outputs(folder: Path, student: Student, nodes: Sequence[Node]) -> None:
+def save_outputs(folder: Path, central: CentralModel, nodes: Sequence[Node]) -> None:
     """Probabilities of the central model and of every site, and the central model's embeddings, of a few test texts."""
-    rows = np.arange(min(TEXTS, len(student.test_texts)))
-    labels = student.texts.test.labels
+    rows = np.arange(min(TEXTS, len(central.test_texts)))
+    labels = central.texts.test.labels
     assert labels is not None
-    with student.learner.at("outputs"):
-        said = softmax(student.learner.predict(student.test_texts, rows))
-        found = {"central": said, "embeddings": embeddings(student.learner, student.test_texts, rows)}
+    with central.learner.at("outputs"):
+        said = softmax(central.learner.predict(central.test_texts, rows))
+        found = {"central": said, "embeddings": embeddings(central.learner, central.test_texts, rows)}
     found["labels"] = labels[rows].astype(np.int64)
     for node in nodes:
         own = np.arange(min(TEXTS, len(node.test)))
@@ -36,7 +36,7 @@ def save_outputs(folder: Path, student: Student, nodes: Sequence[Node]) -> None:
             found[f"site/{node.name}"] = softmax(node.learner.predict(node.test, own))
     draft = folder / f".{FILE}"
     save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, draft,
-              {"names": json.dumps(student.task.labels)})  # fmt: skip
+              {"names": json.dumps(central.task.labels)})  # fmt: skip
     draft.replace(folder / FILE)
 
 

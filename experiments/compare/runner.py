@@ -18,7 +18,7 @@ from fedstill.common.config import ConfigError, RunConfig
 from fedstill.common.config.files import load_run
 from fedstill.common.lock import only_one
 from fedstill.deploy.flower_commands import environment
-from fedstill.deploy.launch.local import check_run
+from fedstill.deploy.launch.checks import check_run
 from fedstill.deploy.processes import Processes
 from fedstill.experiments.compare.tables import Table, check_tasks
 from fedstill.experiments.compare.worker import CONFIG, DONE, FAILED, SUMMARY, can_resume

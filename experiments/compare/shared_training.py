@@ -13,11 +13,15 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from fedstill.client.node import Node
-from fedstill.common.models.learner import Practice
+from fedstill.common import checkpoint
+from fedstill.common.models.bert2bert import MixedModel
+from fedstill.common.practice import Practice
 
 
 def reuse_first_training(node: Node, folder: Path) -> None:
     """Look the first private training up in `folder`, by everything that decides how it ends, or leave it there."""
+    if isinstance(node.learner.model, MixedModel):  # what it learns from is more than labels
+        return
     honest, rest = node.train_privately, iter([True])
 
     def train(epochs: int, practice: Practice, loss: object = None) -> list[float]:
@@ -28,12 +32,16 @@ def reuse_first_training(node: Node, folder: Path) -> None:
             arrays = load_file(path)
             torch.set_rng_state(torch.from_numpy(arrays.pop("random")))
             losses = arrays.pop("losses").tolist()
-            node.learner.load_state(arrays)
+            node.learner.load_state(checkpoint.nested(arrays))
             return [float(value) for value in losses]
         losses = honest(epochs, practice)
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{os.getpid()}-{node.name}.safetensors"
-        ends = {"random": torch.get_rng_state().numpy(), "losses": np.array(losses), **node.learner.state()}
+        ends = {
+            "random": torch.get_rng_state().numpy(),
+            "losses": np.array(losses),
+            **checkpoint.flat(node.learner.state()),
+        }
         save_file({name: np.ascontiguousarray(value) for name, value in ends.items()}, draft)
         draft.replace(path)
         return losses
@@ -45,7 +53,7 @@ def _digest(node: Node, epochs: int, practice: Practice) -> str:
     site, train = (part.model_dump_json() for part in (node.site, node.config.train))
     told = json.dumps([node.config.seed, site, train, epochs, astuple(practice)])
     digest = hashlib.sha256(told.encode() + torch.get_rng_state().numpy().tobytes())
-    arrays = {**node.learner.state(), **node.private.columns, "starts": node.private.starts}
+    arrays = {**checkpoint.flat(node.learner.state()), **node.private.columns, "starts": node.private.starts}
     for name, value in [*sorted(arrays.items()), ("labels", node.labels.cpu().numpy())]:
         digest.update(f"{name} {value.shape} {value.dtype}".encode() + np.ascontiguousarray(value).tobytes())
     return digest.hexdigest()

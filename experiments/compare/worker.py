@@ -65,42 +65,23 @@ def run_in_process(config: RunConfig, folder: Path, resume: bool = False, reuse:
     import torch
 
     torch.set_num_threads(1)
-    from fedstill.client.mixed import make_node
+    from fedstill.deploy.launch.process import assemble
     from fedstill.experiments.compare.model_outputs import save_outputs
     from fedstill.experiments.compare.shared_training import reuse_first_training
-    from fedstill.server.app import admission
-    from fedstill.server.holder import make_student
-    from fedstill.server.link import LocalLink
-    from fedstill.server.record import Record
-    from fedstill.strategies import find_method
+    from fedstill.server.record import recorded
 
-    record = Record(folder, config)
-    record.event("run_started", run=folder.name, method=config.method.name, resume=resume, pid=os.getpid())
-    try:
-        kind, params = find_method(config.method)
-        student = make_student(config)
-        method = kind(params, config, student, record)
-        method.summary()
-        nodes = [make_node(config, site, folder.name, folder / "sites" / site.name) for site in config.sites]
-        if reuse is not None and not config.mixed and not resume:
-            for node in nodes:
+    with recorded(config, folder, resume) as record:
+        here = assemble(config, record)
+        if reuse is not None and not resume:
+            for node in here.nodes:
                 reuse_first_training(node, reuse)
-        summary = method.run(LocalLink(nodes, admission(config, student)), resume)
-        if config.mixed:
-            scores = {node.name: _last_scores(node.folder / "scores.jsonl") for node in nodes}
-            write_atomically(folder / OWN_SCORES, json.dumps(scores, indent=1) + "\n")
+        summary = here.run(resume)
+        own = {node.name: scores for node in here.nodes if (scores := node.own_scores())}
+        if own:
+            write_atomically(folder / OWN_SCORES, json.dumps(own, indent=1) + "\n")
         else:
-            save_outputs(folder, student, nodes)
+            save_outputs(folder, here.federation.central, here.nodes)
         return summary
-    except BaseException as error:
-        record.event("run_failed", reason=f"{type(error).__name__}: {error}")
-        raise
-
-
-def _last_scores(path: Path) -> dict[str, float]:
-    """A site's own scores: what only it may know in a real federation."""
-    last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-    return {name: float(value) for name, value in last.items() if name not in ("verb", "round", "kind")}
 
 
 def _site_reasons(folder: Path) -> str:

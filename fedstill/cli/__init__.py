@@ -45,6 +45,6 @@ def main() -> None:
 
 
 def _for_people(error: Exception, more: tuple[type[Exception], ...]) -> bool:
-    from fedstill.deploy.launch.local import RunFailed
+    from fedstill.deploy.launch import RunFailed
 
     return isinstance(error, (ValueError, OSError, RunFailed, *more))

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedstill.screen import main_score
-
-
-def new_folder(runs: Path, name: str) -> Path:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = runs / f"{name}-{stamp}"
-    extra = 1
-    while folder.exists():
-        extra += 1
-        folder = runs / f"{name}-{stamp}-{extra}"
-    return folder
 
 
 def point_latest(folder: Path) -> None:

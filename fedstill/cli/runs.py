@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedstill.cli.folders import all_runs, find_run, new_folder, point_latest, row_of, summary_of
+from fedstill.api import new_folder
+from fedstill.cli.folders import all_runs, find_run, point_latest, row_of, summary_of
 from fedstill.cli.tables import Json, Runs, console, print_table
 from fedstill.screen import Screen, results
 
@@ -33,8 +34,9 @@ def run(
     on: Annotated[
         str,
         typer.Option(
-            help="Where: [bold]local[/bold] (real SuperLink and SuperNodes on this machine), [bold]simulation[/bold] "
-            "(Flower's, on this machine), or the name of a SuperLink connection in Flower's config."
+            help="Where: [bold]local[/bold] (real SuperLink and SuperNodes on this machine), [bold]process[/bold] (one "
+            "process, no Flower), [bold]simulation[/bold] (Flower's, on this machine), or the name of a SuperLink "
+            "connection in Flower's config."
         ),
     ] = "local",
     change: Annotated[
@@ -108,14 +110,15 @@ def show(
 
 def _launch(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) -> None:
     from fedstill.common.checkpoint import write_atomically
-    from fedstill.deploy.launch.local import check_run
+    from fedstill.deploy.launch import HERE
+    from fedstill.deploy.launch.checks import check_run
 
     check_run(settings, on)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "launch.json", json.dumps({"on": on, "tls": tls}))
     if not resume:
         write_atomically(folder / "config.toml", settings.to_toml())
-    if on in ("local", "simulation"):
+    if on in HERE:
         point_latest(folder)
         _run_here(settings, folder, on, resume=resume, tls=tls)
     else:
@@ -123,14 +126,14 @@ def _launch(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) ->
 
 
 def _run_here(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) -> None:
-    from fedstill.deploy.launch.local import run_here
+    from fedstill.deploy.launch import start
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job starts with SIGINT ignored
         signal.signal(number, _interrupt)
     (folder / "summary.json").unlink(missing_ok=True)
     try:
         with Screen(console) as screen:
-            run_here(settings, folder.resolve(), on, resume, screen.show, tls)
+            start(settings, folder.resolve(), on, resume=resume, watch=screen.show, secure=tls)
     except KeyboardInterrupt:
         console.print(f"Stopped. To go on: fedstill resume {folder.name}", highlight=False)
         raise typer.Exit(130) from None
@@ -145,7 +148,7 @@ def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
     """On a SuperLink that runs elsewhere; its record lies with the coordinator, under the run's name."""
     from fedstill.common.checkpoint import write_atomically
     from fedstill.deploy import flower_commands as flower
-    from fedstill.deploy.launch.local import RunFailed
+    from fedstill.deploy.launch import RunFailed
 
     bundle = flower.write_bundle(folder / "app", settings, folder.name, resume)
     (folder / "summary.json").unlink(missing_ok=True)

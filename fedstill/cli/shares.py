@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.common.config import ConfigError, RunConfig
-from fedstill.common.data.allocation import holdings
+from fedstill.common.data.allocation import allocate
 from fedstill.common.data.partitions import counts
 
 
@@ -41,7 +41,7 @@ def dealt(config: RunConfig, by: str = "label") -> Dealt:
     sites = [site.name for site in config.sites if site.data is None]
     if not sites:
         raise ConfigError("sites: the run deals texts to no site; write a [[sites]] table without data of its own")
-    held, data = holdings(config), config.data
+    held, data = allocate(config), config.data
     private = held.splits.private
     skewed = data.partition not in ("iid", "domain")
     how = f"{data.partition}, alpha {data.alpha:g}" if skewed else data.partition

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,15 +14,22 @@ from fedstill.common.maths.ensemble import mean_predictions, softmax, uniform
 from fedstill.common.maths.losses import squared_error
 from fedstill.common.maths.robust import Aggregation, combine
 from fedstill.common.maths.weights import Rule, best_beta, enwc, per_class, rnwc
-from fedstill.common.models.learner import Practice
-from fedstill.common.wire import Ask, Facts, Reply, WireError, predictions
-from fedstill.strategies.adafd.llm import LLM, LLMConfig, Talk, ask_for_weights, open_llm
-from fedstill.strategies.base import Method, Params, Round
+from fedstill.common.practice import Practice
+from fedstill.common.wire import Ask, Facts, Reply
+from fedstill.strategies.adafd.llm import LLM, LLMConfig, ask_for_weights, open_llm
+from fedstill.strategies.adafd.site import losses_told, question, train_described
+from fedstill.strategies.base import Method, Params, Round, names
+from fedstill.strategies.formulas import both_ways
+from fedstill.strategies.generic import Train, train_locally
+from fedstill.strategies.predictions import Distil, ask_predictions, distil, logits_of
+
+if TYPE_CHECKING:
+    from fedstill.common.checkpoint import Nested
+    from fedstill.server.federation import Federation
 
 Weights = Mapping[str, float] | Mapping[str, NDArray[np.float64]]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 BETAS = (0.0, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0)  # the paper's, with equal weights and 2
-SHOWN = 3  # public texts whose logits a language model sees
 
 
 class AdaFDParams(Params):
@@ -65,74 +71,73 @@ class AdaFD(Method):
         "paper": {},
         "authors_code": {"epsilon": 1e-6, "distance": "mean", "optimizer_state": "fresh", "epoch_calls": True},
     }
+    formula = staticmethod(both_ways)
     p: AdaFDParams
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, params: Params | None = None) -> None:
+        super().__init__(params)
         self._reference: np.ndarray | None = None
         self._llm: LLM | None = open_llm(self.p.llm) if self.p.llm is not None else None
-        if self.p.beta == "learned" and not len(self.student.labelled):
+
+    def prepare(self, fed: Federation) -> None:
+        if self.p.beta == "learned" and not len(fed.central.labelled):
             raise ValueError(
                 "method.beta = 'learned' needs labelled texts at the server, and data.labelled is 0; give it some, or "
                 "set method.beta to a number"
             )
 
-    def round(self, number: int) -> Round:
-        rows, epochs = self.public_rows, self.p.distill_epochs
-        trained = yield from self._local()  # step 1
-        check = predictions(rows, self.student.classes)
-        replies = yield Ask("query.predictions", {"rows": rows}, to=tuple(trained), check=check)
-        said = {r.node: r.arrays["logits"] for r in replies}
-        zhat = self._torch(self._combine(number, {name: trained[name] for name in said}, said))  # steps 2 and 3
-        size = 1.0 if self.p.distance == "mean" else float(self.student.classes)
-        for calls, practice in self._calls(epochs):  # step 4, eq. 10
-            loss = self.student.fit_public(
-                rows, lambda logits, places: size * squared_error(logits, zhat[places]), calls, practice
-            )
+    def round(self, fed: Federation) -> Round:
+        rows, epochs, central = fed.public_rows, self.p.distill_epochs, fed.central
+        trained = yield from self._local(fed)  # step 1
+        logits = logits_of((yield ask_predictions(fed, rows, tuple(trained))))
+        combined = self._combine(fed, {name: trained[name] for name in logits}, logits)  # steps 2 and 3
+        zhat = torch.from_numpy(combined).to(central.learner.model.device)
+        size = 1.0 if self.p.distance == "mean" else float(central.classes)
+        for calls, practice in self._calls(fed, epochs):  # step 4, eq. 10
+            loss = central.fit_public(rows, lambda z, places: size * squared_error(z, zhat[places]), calls, practice)
         tau = self.p.temperature
-        targets = softmax(self.student.predict(rows), tau)  # step 5
-        sites = tuple(said)
-        for calls, practice in self._calls(epochs):  # step 6
-            settings = {"loss": "kl", "temperature": tau, "epochs": calls, **self.told(practice)}
-            distilled = yield Ask("train.distil", {"rows": rows, "targets": targets}, settings, to=sites)
-            sites = tuple(r.node for r in distilled)
+        targets, sites = softmax(central.predict(rows), tau), tuple(logits)  # step 5
+        for calls, practice in self._calls(fed, epochs):  # step 6
+            lesson = Distil(rows, targets, "kl", calls, practice, temperature=tau)
+            sites = names((yield distil.ask(lesson, to=sites)))
         return {"loss": loss}
 
-    def _combine(self, number: int, sites: Mapping[str, Facts], said: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _combine(self, fed: Federation, sites: Mapping[str, Facts], logits: Mapping[str, np.ndarray]) -> np.ndarray:
         """zhat = sum_k w_k z_k (eq. 8), or the robust rule that stands for it."""
         if self.p.aggregation != "mean":
-            return combine(said, uniform(list(said)), self.p.aggregation)
-        weights = self._weights(number, sites, said)
+            return combine(logits, uniform(list(logits)), self.p.aggregation)
+        weights = self._weights(fed, sites, logits)
         shown = {name: np.asarray(weight).tolist() for name, weight in weights.items()}
-        self.record.event("weights", round=number, weighting=self.p.weighting, weights=shown)
-        return mean_predictions(said, weights)
+        fed.event("weights", weighting=self.p.weighting, weights=shown)
+        return mean_predictions(logits, weights)
 
-    def _calls(self, epochs: int) -> list[tuple[int, Practice]]:
+    def _calls(self, fed: Federation, epochs: int) -> list[tuple[int, Practice]]:
         """How many epochs each call has, and how it trains."""
         if not self.p.epoch_calls:
-            return [(epochs, self.practice())]
+            return [(epochs, self.practice(fed))]
         return [(1, Practice(fresh=True, decay=(0.0, 1.0 / epochs)))] * epochs
 
-    def _local(self) -> Generator[Ask, list[Reply], dict[str, Facts]]:
+    def _local(self, fed: Federation) -> Generator[Ask, list[Reply], dict[str, Facts]]:
         """E epochs on the private texts; what each site says of itself, with the mean loss of all its epochs."""
-        found: dict[str, Facts] = {}
+        described: dict[str, Facts] = {}
         sites: tuple[str, ...] | None = None
-        for calls, practice in self._calls(self.p.local_epochs):
-            describe = self.p.weighting == "llmwc" or self.p.per_class
-            settings = {"epochs": calls, "describe": describe, **self.told(practice)}
-            check = _self_description(self.student.classes, describe)
-            replies = yield Ask("train.local", settings=settings, to=sites, check=check)
-            earlier = {name: facts["losses"] for name, facts in found.items()}
-            found = {r.node: {**r.metrics, "losses": earlier.get(r.node, []) + r.metrics["losses"]} for r in replies}
-            sites = tuple(found)
-        filled = {name: facts for name, facts in found.items() if facts["texts"]}
+        verb = train_described if self.p.weighting == "llmwc" or self.p.per_class else train_locally
+        for calls, practice in self._calls(fed, self.p.local_epochs):
+            check = losses_told(fed.central.classes, verb is train_described)
+            replies = yield verb.ask(Train(calls, practice), to=sites, check=check)
+            earlier = {name: facts["losses"] for name, facts in described.items()}
+            described = {
+                r.node: {**r.metrics, "losses": earlier.get(r.node, []) + r.metrics["losses"]} for r in replies
+            }
+            sites = tuple(described)
+        filled = {name: facts for name, facts in described.items() if facts["texts"]}
         if not filled:
-            raise ValueError(f"no site that answered holds a text to train on: {', '.join(found)}")
+            raise ValueError(f"no site that answered holds a text to train on: {', '.join(described)}")
         return filled  # a model that learned nothing has a loss of 0, and would count most
 
     # --- step 2 ---
 
-    def _weights(self, number: int, sites: Mapping[str, Facts], said: Mapping[str, np.ndarray]) -> Weights:
+    def _weights(self, fed: Federation, sites: Mapping[str, Facts], logits: Mapping[str, np.ndarray]) -> Weights:
         least = {name: min(facts["losses"]) for name, facts in sites.items()}  # l_k
         classes = {name: facts.get("class_losses", []) for name, facts in sites.items()}
 
@@ -142,83 +147,42 @@ class AdaFD(Method):
         if self.p.weighting == "rnwc":
             return by(lambda losses: rnwc(losses, self.p.epsilon))
         if self.p.weighting == "llmwc":
-            advised = self._advised(number, sites, said)
+            advised = self._advised(fed, sites, logits)
             if advised is not None:
                 return advised
         beta = self.p.beta
         if beta == "learned":
-            tried = {b: mean_predictions(said, by(lambda losses, b=b: enwc(losses, b))) for b in BETAS}  # type: ignore[misc]
-            beta = best_beta(tried, softmax(self._referee()))
-            self.record.event("beta", round=number, beta=beta)
+            tried = {b: mean_predictions(logits, by(lambda losses, b=b: enwc(losses, b))) for b in BETAS}  # type: ignore[misc]
+            beta = best_beta(tried, softmax(self._referee(fed)))
+            fed.event("beta", beta=beta)
         return by(lambda losses: enwc(losses, beta))
 
-    def _referee(self) -> np.ndarray:
+    def _referee(self, fed: Federation) -> np.ndarray:
         """What a model of the labelled texts alone says of the public rows; trained once."""
         if self._reference is None:
-            self._reference = self.student.reference(self.p.reference_epochs)
+            self._reference = fed.central.reference(self.p.reference_epochs)
         return self._reference
 
     def _advised(
-        self, number: int, sites: Mapping[str, Facts], said: Mapping[str, np.ndarray]
+        self, fed: Federation, sites: Mapping[str, Facts], logits: Mapping[str, np.ndarray]
     ) -> dict[str, float] | None:
         """LLMWC: a language model's weights, or None where it gave none that can be used."""
         assert self._llm is not None
         assert self.p.llm is not None
 
         def note(**facts: Any) -> None:
-            self.record.event("llm", round=number, **facts)
+            fed.event("llm", **facts)
 
-        found = ask_for_weights(self._llm, question(sites, said), len(sites), self.p.llm, note)
-        if found is None:
+        weights = ask_for_weights(self._llm, question(sites, logits), len(sites), self.p.llm, note)
+        if weights is None:
             note(fallback="enwc")
             return None
-        return dict(zip(sites, found, strict=True))
+        return dict(zip(sites, weights, strict=True))
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> Nested:
         """The referee's answers: they are from before any round."""
         return {} if self._reference is None else {"reference": self._reference}
 
-    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_state(self, state: Nested) -> None:
         """Take up what `state` gave."""
-        self._reference = arrays.get("reference")
-
-    def _torch(self, logits: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(logits).to(self.student.learner.model.device)
-
-
-def question(sites: Mapping[str, Facts], said: Mapping[str, np.ndarray]) -> Talk:
-    """What LLMWC asks: four facts of each site, whose names stay here."""
-    lines = [
-        f"Model {k}: training loss {facts['losses'][-1]:.4f}; weighted F1 on its training texts "
-        f"{facts['f1_weighted']:.4f}; mean entropy of its predictions {facts['entropy']:.4f}; logits on the first "
-        f"shared texts {np.round(said[name][:SHOWN].astype(np.float64), 3).tolist()}"
-        for k, (name, facts) in enumerate(sites.items(), start=1)
-    ]
-    task = (
-        "You weigh models in a federation that distils them into one. Each was trained on texts of its own, and all "
-        "predicted the same shared texts; their logits will be averaged with your weights. Models that fit better and "
-        "are surer with reason deserve more. Answer with numbers and commas only."
-    )
-    wanted = f"Give {len(lines)} weights from 0 to 1 that sum to 1, in the order of the models, separated by commas."
-    return [{"role": "system", "content": task}, {"role": "user", "content": "\n".join([*lines, wanted])}]
-
-
-def _self_description(classes: int, described: bool) -> Any:
-    def amount(value: object) -> bool:
-        return isinstance(value, int | float) and math.isfinite(value) and value >= 0
-
-    def check(reply: Reply) -> None:
-        facts = reply.metrics
-        losses, texts = facts.get("losses"), facts.get("texts")
-        if not isinstance(texts, int) or texts < 0:
-            raise WireError(f"{texts!r} is no number of texts")
-        if not isinstance(losses, list) or not losses or not all(map(amount, losses)):
-            raise WireError(f"{losses!r} are no losses")
-        if described and texts:
-            rows = facts.get("class_losses")
-            if not isinstance(rows, list) or len(rows) != classes or not all(r is None or amount(r) for r in rows):
-                raise WireError(f"{rows!r} are no losses of {classes} classes")
-            if not amount(facts.get("f1_weighted")) or not amount(facts.get("entropy")):
-                raise WireError("the weighted F1 or the mean entropy is missing or no number")
-
-    return check
+        self._reference = state.get("reference")

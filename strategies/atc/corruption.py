@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from fedstill.common.data.site_tasks import padded
+
+if TYPE_CHECKING:
+    from fedstill.common.models.bert2bert import MixedModel
+    from fedstill.common.models.learner import Rows
+    from fedstill.common.models.tokens import Encoded
+
+Objective = Literal["mlm", "denoising"]
 
 Tokens = NDArray[np.int64]
 MASKED, KEPT, RANDOM = 0.15, 0.1, 0.1  # of the tokens, and of the masked ones
@@ -70,3 +83,44 @@ def without_spans(tokens: Sequence[int], mask: int, rng: np.random.Generator) ->
 def noised(tokens: Sequence[int], ends: Collection[int], mask: int, rng: np.random.Generator) -> list[int]:
     """Denoising's input (BART): sentences in another order, then spans replaced by masks."""
     return without_spans(shuffled_sentences(tokens, ends, rng), mask, rng)
+
+
+class Corrupted:
+    """The private inputs, spoilt anew for every batch; what is wanted is the text as it was."""
+
+    def __init__(self, model: MixedModel, inputs: Encoded, objective: Objective, rng: np.random.Generator) -> None:
+        self.model, self.inputs, self.objective, self.rng = model, inputs, objective, rng
+        self.special = np.array(sorted(set(model.tokenizer.all_special_ids)), np.int64)
+        self.ordinary = np.setdiff1d(np.arange(len(model.tokenizer)), self.special)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a sentence."""
+        vocabulary = self.model.tokenizer.get_vocab()
+        return frozenset(i for token, i in vocabulary.items() if token.strip("▁Ġ#") in (".", "!", "?"))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, rows: Rows) -> dict[str, Tensor]:
+        """A batch to mend."""
+        if self.objective == "mlm":
+            found = self.inputs.batch(rows)
+            tokens = found["input_ids"].numpy()
+            open_ = ~np.isin(tokens, self.special) & (found["attention_mask"].numpy() > 0)
+            inputs, wanted = masked(tokens, open_, self.model.mask, self.ordinary, self.rng)
+            return {**found, "input_ids": torch.from_numpy(inputs), "masked": torch.from_numpy(wanted)}
+        whole = [self._bare(int(row)) for row in rows]
+        spoilt = [noised(tokens, self.ends, self.model.mask, self.rng) for tokens in whole]
+        first, last = self.model.first, self.model.last
+        inputs_ = [np.array([*first, *tokens, *last], np.int64) for tokens in spoilt]
+        fill = self.model.tokenizer.pad_token_id or 0
+        return {
+            "input_ids": padded(inputs_, fill),
+            "attention_mask": padded([np.ones(len(tokens), np.int64) for tokens in inputs_], 0),
+            "original": padded([np.array([*tokens, *last], np.int64) for tokens in whole], IGNORED),
+        }
+
+    def _bare(self, row: int) -> list[int]:
+        tokens = self.inputs.columns["input_ids"][self.inputs.starts[row] : self.inputs.starts[row + 1]]
+        return [int(token) for token in tokens[~np.isin(tokens, self.special)]]

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field
 
-from fedstill.common.config import RunConfig
 from fedstill.common.maths.affinity import cluster, cosines, mixed_features, ranking, step_towards
 from fedstill.common.maths.ensemble import by_size, mean_arrays
 from fedstill.common.models.bert2bert import GROUPS, group_of, moved_by
-from fedstill.common.models.learner import Practice
+from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive
-from fedstill.common.wire import Arrays, Ask, Facts, Reply, same_shapes, shaped
-from fedstill.server.central import Student
-from fedstill.server.holder import Holder
-from fedstill.server.record import Record
-from fedstill.strategies.base import Method, Params, Round
+from fedstill.common.wire import Arrays, Ask, Reply
+from fedstill.common.wire.checks import same_shapes, shaped
+from fedstill.strategies.atc.site import (
+    Contrast,
+    Encode,
+    Mend,
+    Represent,
+    contrast,
+    encode,
+    mend,
+    represent,
+    take_shared,
+)
+from fedstill.strategies.base import Method, Params, Round, mean_loss, names, texts_of
+from fedstill.strategies.copies import Copies
+
+if TYPE_CHECKING:
+    from fedstill.common.checkpoint import Nested
+    from fedstill.server.central import SharedModel
+    from fedstill.server.federation import Federation
 
 
 class ATCParams(Params):
@@ -51,205 +65,180 @@ class ATC(Method):
         "authors_code": {"local_epochs": 1, "schedule": "run", "horizon": 3.125, "items": 20000, "positions": 384},
     }
     needs_same_models = True
-    any_task = True
+    own_tasks = "needed"
     p: ATCParams
 
-    def __init__(self, params: ATCParams, config: RunConfig, student: Student, record: Record) -> None:
-        super().__init__(params, config, student, record)
-        if not isinstance(student, Holder):
-            raise ValueError('atc is for sites with tasks of their own: set task.name = "mixed", and [sites.task]')
-        if params.noise and not params.clip:
+    def prepare(self, fed: Federation) -> None:
+        rounds = fed.config.rounds
+        if self.p.noise and not self.p.clip:
             raise ValueError("method.noise is in units of method.clip, the norm of what is shown: set clip above 0 too")
-        self.assign_rounds = config.rounds * 2 // 3 if params.assign_rounds is None else params.assign_rounds
-        if self.assign_rounds > config.rounds:
-            raise ValueError(f"method.assign_rounds = {self.assign_rounds} is above rounds = {config.rounds}: lower it")
-        self.holder = student
+        self.assign_rounds = rounds * 2 // 3 if self.p.assign_rounds is None else self.p.assign_rounds
+        if self.assign_rounds > rounds:
+            raise ValueError(f"method.assign_rounds = {self.assign_rounds} is above rounds = {rounds}: lower it")
+        self.fed, self.central = fed, cast("SharedModel", fed.central)
         self.models: dict[str, Arrays] = {}  # w_n
-        self.stale: dict[str, frozenset[str]] = {}  # groups of w_n that the site does not hold as they are here
+        self.copies = Copies((*GROUPS, "synthetic"))  # of w_n, and of the synthetic set
         self.nearest: dict[str, list[str]] = {}  # everybody else, nearest first, by the last updates
         self.synthetic: Arrays = {}
-        self.supplied: set[str] = set()  # sites that hold the synthetic set
 
-    def round(self, number: int) -> Round:
-        for site in self.link.sites:
-            self.models.setdefault(site, self.holder.shared())
-            self.stale.setdefault(site, frozenset(GROUPS))
-        steps = self._assign(number) if number <= self.assign_rounds else self._contrast(number)
-        facts = yield from steps
-        back = self._owed(self.link.sites)
-        for reply in (yield Ask("train.shared", each=back, to=tuple(back))):  # what sites test is what they share
-            self.stale[reply.node] = frozenset()
-        sizes = by_size({site: facts["texts"] for site, facts in self.link.sites.items()})
-        self.holder.load_shared(mean_arrays(self.models, sizes))
+    def round(self, fed: Federation) -> Round:
+        for site in fed.sites:
+            self.models.setdefault(site, self.central.shared())
+        facts = yield from self.assign() if fed.number <= self.assign_rounds else self.contrast()
+        owed = self._owed(fed.sites)
+        for site in names((yield take_shared.ask(each=owed, to=tuple(owed)))):  # what sites test is what they share
+            self._holds(site)
+        sizes = by_size({site: facts["texts"] for site, facts in fed.sites.items()})
+        self.central.load_shared(mean_arrays(self.models, sizes))
         return facts
 
-    # --- ASSIGN ---
+    # --- stage 1: ASSIGN ---
 
-    def _assign(self, number: int) -> Round:
-        objective = self._objective(number)
-        settings = {"objective": objective, "steps": self.p.assign_steps, **self.told(self.practice())}
-        replies = yield self._ask("train.corrupted", settings, moved_by(objective))
-        updates = self._received(replies, moved_by(objective))
-        labels = cluster(similarity := cosines(updates), self.p.clusters if self.p.clustering else 1)
-        found = dict(zip(updates, labels, strict=True))
-        self._move(
-            replies, {site: [other for other in found if found[other] == found[site]] for site in found}
-        )  # eq. 2
-        self.record.event("clusters", round=number, objective=objective, clusters=found, cosines=similarity.tolist())
-        return {"loss": _mean_loss(replies), "objective": objective, "clusters": len(set(labels))}
+    def assign(self) -> Round:
+        """Mend corrupted texts; average within clusters of alike updates."""
+        objective = self._objective()
+        moved = moved_by(objective)
+        task = Mend(objective, self.p.assign_steps, self.practice(self.fed))
+        check = same_shapes(_of(self.central.shared(), moved))
+        replies = yield mend.ask(task, each=self._with_what_lacks(), check=check)
+        updates = self._received(replies, moved)
+        similarity = cosines(updates)
+        labels = cluster(similarity, self.p.clusters if self.p.clustering else 1)
+        of = dict(zip(updates, labels, strict=True))
+        self._move(replies, {site: [other for other in of if of[other] == of[site]] for site in of})  # eq. 2
+        self.fed.event("clusters", objective=objective, clusters=of, cosines=similarity.tolist())
+        loss = mean_loss(replies, by_size(texts_of(replies)))
+        return {"loss": loss, "objective": objective, "clusters": len(set(labels))}
 
-    def _objective(self, number: int) -> str:
+    def _objective(self) -> Literal["mlm", "denoising"]:
         """MLM first, then either with equal chance."""
         if self.p.corruption != "both":
             return self.p.corruption
-        return "mlm" if number == 1 or derive(self.config.seed, "objective", number) % 2 else "denoising"
+        number = self.fed.number
+        return "mlm" if number == 1 or derive(self.fed.config.seed, "objective", number) % 2 else "denoising"
 
-    # --- CONTRAST ---
+    # --- stage 2: CONTRAST ---
 
-    def _contrast(self, number: int) -> Round:
-        told: dict[str, Arrays] = {}
+    def contrast(self) -> Round:
+        """Each site's own task beside the contrast with its neighbours; the encoder moves with the K nearest."""
+        neighbours: dict[str, Arrays] = {}
         if self.p.contrast and self.p.contrast_loss:
             if not self.synthetic:
                 yield from self._synthesise()
             elif self.nearest:
-                told = self._positives_and_negatives((yield self._ask_representations()))
-        settings = {"epochs": self.p.local_epochs, "temperature": self.p.temperature, **self.told(self.practice())}
-        replies = yield self._ask("train.contrast", settings, ("encoder",), told)
+                neighbours = self._positives_and_negatives((yield self._ask_representations()))
+        task = Contrast(self.p.local_epochs, self.p.temperature, self.practice(self.fed))
+        check = same_shapes(_of(self.central.shared(), ("encoder",)))
+        replies = yield contrast.ask(task, each=self._with_what_lacks(neighbours), check=check)
         updates = self._received(replies, ("encoder",))
-        names, similarity = list(updates), cosines(updates)
-        self.nearest = {site: [names[i] for i in ranking(similarity, n)] for n, site in enumerate(names)}
-        members = {site: [site, *self.nearest[site][: self.p.neighbours - 1]] for site in names}
-        self._move(replies, members if self.p.contrast else dict.fromkeys(names, names))  # eq. 4
-        self.record.event("neighbours", round=number, nearest=self.nearest, cosines=similarity.tolist())
-        return {"loss": _mean_loss(replies), "contrasted": len(told)}
+        sites, similarity = list(updates), cosines(updates)
+        self.nearest = {site: [sites[i] for i in ranking(similarity, n)] for n, site in enumerate(sites)}
+        members = {site: [site, *self.nearest[site][: self.p.neighbours - 1]] for site in sites}
+        self._move(replies, members if self.p.contrast else dict.fromkeys(sites, sites))  # eq. 4
+        self.fed.event("neighbours", nearest=self.nearest, cosines=similarity.tolist())
+        return {"loss": mean_loss(replies, by_size(texts_of(replies))), "contrasted": len(neighbours)}
 
     def _synthesise(self) -> Round:
         """Once: features of every site mixed, half of one and equal parts of the rest; tokens by the mean MLM head."""
-        shape = (self.p.items, self.p.positions, self.holder.model.mlm.dense.in_features)
-        settings = {"items": self.p.items, "positions": self.p.positions, **self._hiding()}
-        replies = yield self._ask("query.features", settings, (), shape={"features": shape})
+        central, p = self.central, self.p
+        check = shaped({"features": (p.items, p.positions, central.width)})
+        asked = Encode(p.items, p.positions, p.clip, p.noise)
+        replies = yield encode.ask(asked, each=self._with_what_lacks(), check=check)
         self._received(replies, ())
-        rng = np.random.default_rng(derive(self.config.seed, "primary"))
-        primary = rng.integers(len(replies), size=self.p.items)
+        rng = np.random.default_rng(derive(self.fed.config.seed, "primary"))
+        primary = rng.integers(len(replies), size=p.items)
         mixed = mixed_features([r.arrays["features"] for r in replies], primary)
-        self.synthetic = {"features": mixed.astype(np.float16), "tokens": self.holder.read_tokens(mixed)}
+        self.synthetic = {"features": mixed.astype(np.float16), "tokens": central.read_tokens(mixed)}
         return {}
 
     def _ask_representations(self) -> Ask:
-        each = {site: self.synthetic for site in self.participants if site not in self.supplied}
-        shape = {"h": (self.p.items, self.holder.model.mlm.dense.in_features)}
-        return Ask("query.representations", {}, self._hiding(), each, check=shaped(shape))
+        each = {site: self.synthetic for site in self.fed.participants if "synthetic" in self.copies.lacks(site)}
+        check = shaped({"h": (self.p.items, self.central.width)})
+        return represent.ask(Represent(clip=self.p.clip, noise=self.p.noise), each=each, check=check)
 
     def _positives_and_negatives(self, replies: list[Reply]) -> dict[str, Arrays]:
         """For each site the mean h of its K nearest, and the h of every other."""
-        self.supplied |= {reply.node for reply in replies}
+        for site in names(replies):
+            self.copies.hold(site, self.copies.lacks(site) - {"synthetic"})
         h = {reply.node: np.asarray(reply.arrays["h"], np.float32) for reply in replies}
-        told = {}
+        neighbours = {}
         for site in h:
             others = [other for other in self.nearest.get(site, []) if other in h]
             near, far = others[: self.p.neighbours], others[self.p.neighbours :]
             if near and far:  # with nobody to stand off from, eq. 3 is 0
-                positive = np.mean([h[other] for other in near], axis=0)
-                told[site] = {"positive": positive.astype(np.float16), "negatives": _stack([h[o] for o in far])}
-        return told
-
-    def _hiding(self) -> Facts:
-        return {"clip": self.p.clip, "noise": self.p.noise}
+                positive = np.mean([h[other] for other in near], axis=0).astype(np.float16)
+                negatives = np.stack([h[other] for other in far]).astype(np.float16)
+                neighbours[site] = {"positive": positive, "negatives": negatives}
+        return neighbours
 
     # --- what both stages share ---
 
-    def practice(self, start: float = 0.0, end: float = 1.0) -> Practice:
+    def practice(self, fed: Federation, start: float = 0.0, end: float = 1.0) -> Practice:
         """Each stage has a schedule of its own."""
         if self.p.schedule != "run":
-            return super().practice(start, end)
-        done, rounds = self._number - 1, float(self.assign_rounds)
-        if self._number > self.assign_rounds:
-            done, rounds = done - self.assign_rounds, (self.config.rounds - self.assign_rounds) * self.p.horizon
+            return super().practice(fed, start, end)
+        done, rounds = fed.number - 1, float(self.assign_rounds)
+        if fed.number > self.assign_rounds:
+            done, rounds = done - self.assign_rounds, (fed.config.rounds - self.assign_rounds) * self.p.horizon
         return Practice(fresh=self.p.optimizer_state == "fresh", decay=(done / rounds, (done + 1) / rounds))
 
-    def _ask(
-        self,
-        verb: str,
-        settings: Facts,
-        groups: tuple[str, ...],
-        told: dict[str, Arrays] | None = None,
-        shape: dict[str, tuple[int, ...]] | None = None,
-    ) -> Ask:
-        """An Ask that brings each site what it lacks of w_n; the update of `groups` is wanted."""
-        owed = self._owed(self.participants)
-        each = {site: {**owed.get(site, {}), **(told or {}).get(site, {})} for site in self.participants}
-        like = _of(self.holder.shared(), groups)
-        return Ask(verb, {}, settings, each, check=shaped(shape) if shape else same_shapes(like))
+    def _with_what_lacks(self, more: Mapping[str, Arrays] | None = None) -> dict[str, dict[str, object]]:
+        """Each participant's own part of an Ask: what it lacks of w_n, and more."""
+        owed = self._owed(self.fed.participants)
+        return {site: {**owed.get(site, {}), **(more or {}).get(site, {})} for site in self.fed.participants}
 
-    def _owed(self, sites: Iterable[str]) -> dict[str, Arrays]:
+    def _owed(self, sites: Iterable[str]) -> dict[str, dict[str, object]]:
         """What each of the sites lacks of its w_n, where it lacks any."""
-        return {site: _of(self.models[site], self.stale[site]) for site in sites if self.stale[site]}
+        lacking = {site: self.copies.lacks(site) - {"synthetic"} for site in sites}
+        return {site: {"weights": _of(self.models[site], groups)} for site, groups in lacking.items() if groups}
+
+    def _holds(self, site: str, but: Iterable[str] = ()) -> None:
+        """The site has its w_n but for some groups; whether it has the synthetic set does not change."""
+        self.copies.hold(site, {*but, *(self.copies.lacks(site) & {"synthetic"})})
 
     def _received(self, replies: list[Reply], groups: tuple[str, ...]) -> dict[str, Mapping[str, np.ndarray]]:
         """The updates; a site that answered lacks what it trained itself, one that did not may lack everything."""
-        shared = frozenset(GROUPS if self._number <= self.assign_rounds else ("encoder",))
-        answered = {reply.node for reply in replies}
-        for site in self.participants:
-            self.stale[site] = frozenset(groups) if site in answered else self.stale[site] | shared
+        shared = GROUPS if self.fed.number <= self.assign_rounds else ("encoder",)
+        answered = names(replies)
+        for site in self.fed.participants:
+            if site in answered:
+                self._holds(site, groups)
+            else:
+                self.copies.lose(site, shared)
         return {reply.node: reply.arrays for reply in replies}
 
     def _move(self, replies: list[Reply], members: dict[str, list[str]]) -> None:
         """w_n + the mean update, by size, of those it is put together with."""
-        updates, sizes = {r.node: r.arrays for r in replies}, {r.node: r.metrics["texts"] for r in replies}
+        updates, sizes = {r.node: r.arrays for r in replies}, texts_of(replies)
         for site, those in members.items():
             near = {other: updates[other] for other in those}
             self.models[site] = step_towards(self.models[site], near, {other: sizes[other] for other in those})
 
     # --- checkpoints ---
 
-    def began_anew(self, site: str) -> None:
-        """It is sent everything that is shared."""
-        self.stale[site] = frozenset(GROUPS)
-
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> Nested:
         """Every w_n, what each site holds of it, the neighbours and the synthetic set."""
-        names = list(self.link.sites)
-        found = {f"synthetic/{name}": value for name, value in self.synthetic.items()}
-        for site, model in self.models.items():
-            found.update({f"model/{site}/{name}": value for name, value in model.items()})
-            found[f"holds/{site}"] = np.array([group in self.stale[site] for group in GROUPS] + [site in self.supplied])
-        for site, others in self.nearest.items():
-            found[f"nearest/{site}"] = np.array([names.index(other) for other in others], np.int64)
-        return found
+        sites = list(self.fed.sites)
+        parts = (*GROUPS, "synthetic")
+        return {
+            "synthetic": self.synthetic,
+            "model": self.models,
+            "lacks": {site: np.array([part in self.copies.lacks(site) for part in parts]) for site in self.models},
+            "nearest": {
+                site: np.array([sites.index(other) for other in others], np.int64)
+                for site, others in self.nearest.items()
+            },
+        }
 
-    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_state(self, state: Nested) -> None:
         """Take up what `state` gave."""
-        names = list(self.link.sites)
-        for key, value in arrays.items():
-            kind, _, rest = key.partition("/")
-            site, _, name = rest.partition("/")
-            if kind == "model":
-                self.models.setdefault(site, {})[name] = value
-            elif kind == "holds":
-                self.stale[site] = frozenset(g for g, lacks in zip(GROUPS, value[:-1], strict=True) if lacks)
-                self.supplied |= {site} if value[-1] else set()
-            elif kind == "nearest":
-                self.nearest[site] = [names[i] for i in value.tolist()]
-            else:
-                self.synthetic[rest] = value
-
-    def _take_up(self) -> int | None:
-        number = super()._take_up()
-        for site, facts in self.link.sites.items():
-            if number is not None and number not in facts.get("rounds", []):  # it begins anew, and holds nothing
-                self.stale[site] = frozenset(GROUPS)
-                self.supplied.discard(site)
-        return number
+        sites, parts = list(self.fed.sites), (*GROUPS, "synthetic")
+        self.synthetic, self.models = dict(state.get("synthetic", {})), dict(state.get("model", {}))
+        for site, lacks in state.get("lacks", {}).items():
+            self.copies.hold(site, [part for part, missing in zip(parts, lacks, strict=True) if missing])
+        self.nearest = {site: [sites[i] for i in near.tolist()] for site, near in state.get("nearest", {}).items()}
 
 
-def _of(state: Arrays, groups: tuple[str, ...] | frozenset[str]) -> Arrays:
-    return {name: value for name, value in state.items() if group_of(name) in groups}
-
-
-def _stack(parts: list[np.ndarray]) -> np.ndarray:
-    return np.stack(parts).astype(np.float16)
-
-
-def _mean_loss(replies: list[Reply]) -> float:
-    weights = by_size({r.node: r.metrics["texts"] for r in replies})
-    return float(sum(weights[r.node] * r.metrics["loss"] for r in replies))
+def _of(state: Arrays, groups: Iterable[str]) -> Arrays:
+    wanted = frozenset(groups)
+    return {name: value for name, value in state.items() if group_of(name) in wanted}

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from fedstill.common.maths.ensemble import mean_arrays, uniform
-from fedstill.common.models.learner import Practice
-from fedstill.common.states import LazyState, shapes_of
-from fedstill.common.wire import Arrays, Ask, Facts, Reply, all_of, class_counts, same_shapes
-from fedstill.strategies.base import Method, Params, Round
+from fedstill.common.maths.losses import cross_entropy
+from fedstill.common.practice import Practice
+from fedstill.common.states import LazyState, State, shapes_of
+from fedstill.common.wire import Arrays, Reply
+from fedstill.common.wire.checks import all_of, class_counts, same_shapes
+from fedstill.common.wire.typed import Message
+from fedstill.strategies.base import Method, Params, Round, names
 from fedstill.strategies.feddrs.sampler import Kind, Sampler, Sampling
-from fedstill.strategies.predictions import names
+from fedstill.strategies.verbs import Nothing, site_verb
+
+if TYPE_CHECKING:
+    from fedstill.client.node import Node
+    from fedstill.common.checkpoint import Nested
+    from fedstill.server.federation import Federation
 
 ALL: tuple[Kind, ...] = ("random", "target", "adversary")
 KINDS: dict[str, tuple[Kind, ...]] = {"mixed": ALL, "adversary_only": ("adversary",), "post_only": ALL}
@@ -44,6 +54,28 @@ class FedDRSParams(Params):
     freeze_embeddings: Literal["auto", "yes", "no"] = "auto"  # after the first round; auto: text-to-text models
 
 
+@dataclass(frozen=True)
+class TrainBalanced(Message):
+    """E epochs from these weights on at most so many private texts; `frozen`: word embeddings stand still."""
+
+    epochs: int
+    frozen: bool = False
+    most: int | None = None
+    practice: Practice = Practice()
+    weights: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Uploaded(Message):
+    """A site's model and gamma_k: how many private texts of each class."""
+
+    gamma: np.ndarray
+    texts: int
+    weights: State
+    loss: float | None = None
+    used: int | None = None
+
+
 class FedDRS(Method):
     """FedAvg whose mean is corrected by every site's model, on pseudo texts that are made from these models alone."""
 
@@ -57,74 +89,107 @@ class FedDRS(Method):
     needs_same_models = True
     p: FedDRSParams
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def prepare(self, fed: Federation) -> None:
         p = self.p
         how = Sampling(p.pseudo_texts, p.pseudo_length, p.start, p.sample_steps, p.sample_rate)
-        self.sampler = Sampler(self.student.learner.model, how)
-        self._trained: set[str] = set()  # who has ever taken part
+        self.fed, self.sampler = fed, Sampler(fed.central.learner.model, how)
+        self.trained: set[str] = set()  # who has ever taken part
 
-    def round(self, number: int) -> Round:
-        omega = self.student.weights()
-        replies = yield Ask("train.balanced", omega, self._local(number), check=self._check(omega))  # step 1
+    def round(self, fed: Federation) -> Round:  # Algorithm 1
+        omega = fed.central.weights()
+        check = self._check(omega)
+        replies = yield train_balanced.ask(replace(self._local(), weights=omega), check=check)  # step 1
         replies = [reply for reply in replies if reply.metrics["texts"]]  # without texts there is nothing to teach
-        self._trained.update(names(replies))
-        rounds = 0 if self.p.variant == "post_only" else self.p.iterations
-        loss = self._correct(replies, rounds, self.p.lambda_, "round")
-        if number == self.config.rounds and self.p.post_iterations:  # step 5, over all K models
-            others = tuple(name for name in self.link.sites if name in self._trained - set(names(replies)))
+        self.trained.update(names(replies))
+        iterations = 0 if self.p.variant == "post_only" else self.p.iterations
+        loss = self._correct(replies, iterations, self.p.lambda_, "round")
+        if fed.number == fed.config.rounds and self.p.post_iterations:  # step 5, over all K models
+            others = tuple(name for name in fed.sites if name in self.trained - set(names(replies)))
             if others:
-                replies = replies + (yield Ask("query.trained", to=others, check=self._check(omega)))
-            replies.sort(key=lambda reply: list(self.link.sites).index(reply.node))
+                replies = replies + (yield upload.ask(to=others, check=check))
+            replies.sort(key=lambda reply: list(fed.sites).index(reply.node))
             strength = self.p.lambda_ if self.p.post_lambda is None else self.p.post_lambda
             loss = self._correct(replies, self.p.post_iterations, strength, "post")
         return {"loss": loss, "models": len(replies)}
 
-    def practice(self, start: float = 0.0, end: float = 1.0) -> Practice:
+    def practice(self, fed: Federation, start: float = 0.0, end: float = 1.0) -> Practice:
         """With the optimizer of the parameters."""
-        return replace(super().practice(start, end), optimizer=self.p.optimizer)
+        return replace(super().practice(fed, start, end), optimizer=self.p.optimizer)
 
-    def _local(self, number: int) -> Facts:
-        sizes = [int(self.link.sites[name]["texts"]) for name in self.participants]
+    def _local(self) -> TrainBalanced:
+        sizes = [int(self.fed.sites[name]["texts"]) for name in self.fed.participants]
         smallest = min((size for size in sizes if size), default=0) if self.p.balance else 0
         limits = [limit for limit in (self.p.samples, smallest) if limit]
-        writes = self.student.learner.model.writes
-        frozen = number > 1 and (self.p.freeze_embeddings == "yes" or (self.p.freeze_embeddings == "auto" and writes))
-        settings = {"epochs": self.p.local_epochs, "frozen": frozen, **self.told(self.practice())}
-        return {**settings, "most": min(limits)} if limits else settings
+        writes, freeze = self.fed.central.learner.model.writes, self.p.freeze_embeddings
+        frozen = self.fed.number > 1 and (freeze == "yes" or (freeze == "auto" and writes))
+        most = min(limits) if limits else None
+        return TrainBalanced(self.p.local_epochs, frozen, most, self.practice(self.fed))
 
     def _check(self, omega: Arrays) -> Callable[[Reply], None]:
-        classes = self.student.classes
+        classes = self.fed.central.classes
         shapes = same_shapes({**omega, "gamma": np.zeros(classes, np.int32)})
         return all_of(shapes, class_counts(classes, "gamma"))
 
     def _correct(self, replies: list[Reply], iterations: int, strength: float, stage: str) -> float | None:
         """Steps 2 to 4: the plain mean, then I times pseudo texts of every model and steps towards each of them."""
+        central, number = self.fed.central, self.fed.number
         states = {r.node: _model(r) for r in replies}
-        self.student.load_weights(mean_arrays(states, uniform(names(replies))))
-        learner, loss = self.student.learner, None
+        central.load_weights(mean_arrays(states, uniform(names(replies))))
+        learner, loss = central.learner, None
         for i in range(iterations):
             made = []
             for reply in replies:
-                with learner.at(self._number, stage, i, reply.node):
+                with learner.at(number, stage, i, reply.node):
                     self.sampler.load(states[reply.node])
                     gamma = reply.arrays["gamma"]
                     made.append([self.sampler.sample(kind, gamma, strength) for kind in KINDS[self.p.variant]])
-            with learner.at(self._number, stage, i, "distil"), learner.model.frozen_embeddings():
+            with learner.at(number, stage, i, "distil"), learner.model.frozen_embeddings():
                 terms = partial(map, self.sampler.loss, made)  # eq. 8: one KL a teacher, not to a mean teacher
-                loss = learner.descend(terms, self.p.distill_steps, "distil", self.practice())[-1]
+                loss = learner.descend(terms, self.p.distill_steps, "distil", self.practice(self.fed))[-1]
         return loss
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> Nested:
         """Who has taken part, in the run's order of sites."""
-        return {"trained": np.array([name in self._trained for name in self.link.sites])}
+        return {"trained": np.array([name in self.trained for name in self.fed.sites])}
 
-    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_state(self, state: Nested) -> None:
         """Take up what `state` gave."""
-        self._trained = {name for name, took in zip(self.link.sites, arrays["trained"], strict=True) if took}
+        self.trained = {name for name, took in zip(self.fed.sites, state["trained"], strict=True) if took}
 
 
 def _model(reply: Reply) -> LazyState:
     """The uploaded model without the histogram, still on disk if that is where it lies."""
     shapes = {name: shape for name, shape in shapes_of(reply.arrays).items() if name != "gamma"}
     return LazyState(shapes, lambda name: reply.arrays[name])
+
+
+# --- the site's half ---
+
+
+@site_verb("train.balanced", leaves=("weights", "counts"), phase="local training")
+def train_balanced(site: Node, task: TrainBalanced) -> Uploaded:
+    """E epochs of CE from the given weights, on at most `most` private texts that are drawn for this call."""
+    site.learner.load_weights(task.weights)
+    rows = torch.randperm(len(site.private)).numpy()[: task.most or len(site.private)]
+    labels = site.labels[torch.from_numpy(rows).to(site.labels.device)]
+    with site.learner.model.frozen_embeddings() if task.frozen else nullcontext():
+        losses = site.learner.fit(
+            site.private,
+            rows,
+            lambda logits, places: cross_entropy(logits, labels[places]),
+            task.epochs,
+            "local",
+            task.practice,
+        )
+    return replace(_uploaded(site), loss=losses[-1], used=len(rows))
+
+
+@site_verb("query.trained", leaves=("weights", "counts"), phase="post-processing")
+def upload(site: Node, nothing: Nothing) -> Uploaded:
+    """The model as it was last trained here, and the label histogram."""
+    return _uploaded(site)
+
+
+def _uploaded(site: Node) -> Uploaded:
+    counts = torch.bincount(site.labels, minlength=len(site.task.labels)).cpu().numpy()
+    return Uploaded(counts.astype(np.int32), len(site.private), site.learner.weights())

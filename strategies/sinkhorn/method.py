@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,11 +14,17 @@ from fedstill.common.data.tasks import Task
 from fedstill.common.maths import confidence
 from fedstill.common.maths.ensemble import softmax
 from fedstill.common.maths.transport import SOLVERS, default_solver, positions_on_line
-from fedstill.common.models.learner import Rows
 from fedstill.common.randomness import derive
-from fedstill.common.wire import Ask, Facts, Reply, WireError, predictions
-from fedstill.strategies.base import Method, Params, Round
-from fedstill.strategies.sinkhorn.noise import probability_bias
+from fedstill.common.wire import Reply
+from fedstill.strategies.base import Method, Params, Round, names
+from fedstill.strategies.formulas import once
+from fedstill.strategies.predictions import ask_predictions
+from fedstill.strategies.sinkhorn.noise import Probe, probability_bias, probe_bias, shares_of
+
+if TYPE_CHECKING:
+    from fedstill.common.checkpoint import Nested
+    from fedstill.common.models.learner import Rows
+    from fedstill.server.federation import Federation
 
 AUTHORS = {"weighting": "D", "local_epochs": 10, "pretrain_epochs": 10}
 
@@ -58,73 +64,72 @@ class ConfidentDistillation(Method):
     """Sites teach, text by text as far as each is trusted; the central model as it was before is a teacher too."""
 
     paper = "Bhardwaj et al. 2021"
+    formula = staticmethod(once("noise probing"))
     p: ConfidentParams
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._before: dict[str, np.ndarray] = {}  # the untouched central model: what it says, and its bias
+    def prepare(self, fed: Federation) -> None:
+        self.before: dict[str, np.ndarray] = {}  # the untouched central model: what it says, and its bias
 
     def distance(self, logits: Tensor, teachers: Tensor) -> Tensor:
         """Dist(h(x), h_k(x)) of every teacher and text, from logits (texts x C) and h_k (teachers x texts x C)."""
         raise NotImplementedError
 
-    def round(self, number: int) -> Round:
-        rows, classes = self.public_rows, self.student.classes
-        if number == 1:
-            self._pretrain(rows)  # phase 1 at the server
-        trained = yield self.local_training()  # phase 1 at the sites
-        sites = tuple(r.node for r in trained)
+    def round(self, fed: Federation) -> Round:
+        rows, classes = fed.public_rows, fed.central.classes
+        if fed.number == 1:
+            self._pretrain(fed)  # phase 1 at the server
+        trained = yield self.train_locally(fed)  # phase 1 at the sites
+        sites = names(trained)
         biases: dict[str, np.ndarray] = {}
         if self.p.weighting == "E":  # phase 2
-            probed = yield Ask("query.bias", settings=self._noise(), to=sites, check=_shares(classes))
+            probed = yield probe_bias.ask(self.probe(fed), to=sites, check=shares_of(classes))
             biases = {r.node: r.arrays["bias"] for r in probed}
             sites = tuple(biases)
-        # phase 3
-        replies = yield Ask("query.predictions", {"rows": rows}, to=sites, check=predictions(rows, classes))
-        # phase 4
-        loss = self._loss(number, replies, biases)
-        return {"loss": self.student.fit_public(rows, loss, self.p.distill_epochs, self.practice())}
+        replies = yield ask_predictions(fed, rows, sites)  # phase 3
+        loss = self._loss(fed, replies, biases)  # phase 4
+        return {"loss": fed.central.fit_public(rows, loss, self.p.distill_epochs, self.practice(fed))}
 
-    def _pretrain(self, rows: Rows) -> None:
+    def _pretrain(self, fed: Federation) -> None:
         """The central model learns the server's labelled texts; what it then says is kept for good."""
+        central = fed.central
         if self.p.pretrain_epochs:
-            if not len(self.student.labelled):
+            if not len(central.labelled):
                 raise ValueError(
                     f"{self.name} trains the central model on the server's labelled texts first, and data.labelled "
                     "is 0; give it some, or set method.pretrain_epochs = 0 for a model that comes trained"
                 )
-            self.student.fit_labelled(self.p.pretrain_epochs, self.practice())
+            central.fit_labelled(self.p.pretrain_epochs, self.practice(fed))
         if self.p.without_forgetting:
-            self._before = {"teacher": softmax(self.student.predict(rows))}
+            self.before = {"teacher": softmax(central.predict(fed.public_rows))}
             if self.p.weighting == "E":
-                asked, learner = self._noise(), self.student.learner
-                with learner.at("noise"):
-                    bias = probability_bias(learner, asked["seed"], asked["count"], asked["length"], self.p.noise)
-                self._before["bias"] = bias
+                asked = self.probe(fed)
+                with central.learner.at("noise"):
+                    self.before["bias"] = probability_bias(
+                        central.learner, asked.seed, asked.count, asked.length, asked.noise
+                    )
 
-    def _noise(self) -> Facts:
-        """The seed travels, the texts never do."""
-        seed = derive(self.config.seed, "noise")
-        return {"seed": seed, "count": self.p.noise_texts, "length": self.p.noise_length, "noise": self.p.noise}
+    def probe(self, fed: Federation) -> Probe:
+        """The same noise for everybody."""
+        return Probe(derive(fed.config.seed, "noise"), self.p.noise_texts, self.p.noise_length, self.p.noise)
 
     def _loss(
-        self, number: int, replies: list[Reply], biases: Mapping[str, np.ndarray]
+        self, fed: Federation, replies: list[Reply], biases: Mapping[str, np.ndarray]
     ) -> Callable[[Tensor, Rows], Tensor]:
         """Eq. 4, normalised as in Algorithm 1: mean over x of sum_k W_k(x) Dist(h(x), h_k(x)) / sum_k W_k(x)."""
-        said, who = [softmax(r.arrays["logits"]) for r in replies], [r.node for r in replies]
+        predicted, who = [softmax(r.arrays["logits"]) for r in replies], [r.node for r in replies]
         sizes = [int(r.metrics["texts"]) for r in replies]
         centres = [biases[r.node] for r in replies] if biases else []
         if self.p.without_forgetting:
-            said.append(self._before["teacher"])
+            predicted.append(self.before["teacher"])
             who.append("central")
-            sizes.append(len(self.student.labelled))
-            centres += [self._before["bias"]] if biases else []
-        h = np.stack(said)
-        device = self.student.learner.model.device
+            sizes.append(len(fed.central.labelled))
+            centres += [self.before["bias"]] if biases else []
+        h = np.stack(predicted)
+        device = fed.central.learner.model.device
         teachers = torch.from_numpy(h).to(device)
         w = self._weights(h, sizes, centres)
         means = dict(zip(who, w.mean(axis=1).tolist(), strict=True))  # over texts: what a picture of the run shows
-        self.record.event("weights", round=number, weighting=self.p.weighting, weights=means)
+        fed.event("weights", weighting=self.p.weighting, weights=means)
         weights = torch.from_numpy(w.astype(np.float32)).to(device)
         return lambda logits, places: (
             (weights[:, places] * self.distance(logits, teachers[:, places])).sum(dim=0).mean()
@@ -140,13 +145,13 @@ class ConfidentDistillation(Method):
             return confidence.from_uniform(teachers)
         return confidence.from_bias(teachers, np.stack(biases))
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> Nested:
         """The untouched central model's answers, which no later round can make again."""
-        return self._before
+        return self.before
 
-    def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_state(self, state: Nested) -> None:
         """Take up what `state` gave."""
-        self._before = dict(arrays)
+        self.before = dict(state)
 
 
 class Sinkhorn(ConfidentDistillation):
@@ -157,14 +162,14 @@ class Sinkhorn(ConfidentDistillation):
     presets: ClassVar = {"paper": {}, "authors_code": {**AUTHORS, "support": "both", "solver": "geomloss"}}
     p: SinkhornParams
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.points = support_points(self.student.task, self.p.support)
+    def prepare(self, fed: Federation) -> None:
+        super().prepare(fed)
+        self.points = support_points(fed.central.task, self.p.support)
         self.solver = default_solver(self.points) if self.p.solver == "auto" else self.p.solver
         if self.solver == "w1_1d" and positions_on_line(self.points) is None:
             raise ValueError(
                 f"method.solver = 'w1_1d' needs labels on one line, and with method.support = {self.p.support!r} those "
-                f"of task {self.student.task.name} are not; set method.solver = 'auto' or 'log_sinkhorn'"
+                f"of task {fed.central.task.name} are not; set method.solver = 'auto' or 'log_sinkhorn'"
             )
 
     def distance(self, logits: Tensor, teachers: Tensor) -> Tensor:
@@ -197,12 +202,3 @@ def support_points(task: Task, support: str) -> Tensor:
         )
     points = torch.tensor(task.coordinates, dtype=torch.float64)
     return points if support == "coordinates" else torch.cat([one_hot, points], dim=-1)
-
-
-def _shares(classes: int) -> Callable[[Reply], None]:
-    def check(reply: Reply) -> None:
-        bias = reply.arrays.get("bias")
-        if bias is None or bias.shape != (classes,) or bias.min() < 0 or abs(float(bias.sum()) - 1) > 1e-3:
-            raise WireError(f"a probability bias must be {classes} shares that sum to 1, got {bias}")
-
-    return check

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.common.data.splits import Text
 from fedstill.common.models.learner import Learner
+from fedstill.common.wire import Reply, WireError
+from fedstill.common.wire.typed import Message
+from fedstill.strategies.verbs import site_verb
+
+if TYPE_CHECKING:
+    from fedstill.client.node import Node
 
 Noise = Literal["vocabulary", "words"]
 CHUNK = 1024
 WORDS = 5000  # in the list that everybody derives from the seed
+
+
+@dataclass(frozen=True)
+class Probe(Message):
+    """Which noise texts to draw; the seed travels, the texts never do."""
+
+    seed: int
+    count: int
+    length: int
+    noise: Noise = "vocabulary"
+
+
+@dataclass(frozen=True)
+class Bias(Message):
+    """B_k: C shares."""
+
+    bias: np.ndarray
+    texts: int
+
+
+def shares_of(classes: int) -> Callable[[Reply], None]:
+    """The check of a bias: shares of the classes that sum to 1."""
+
+    def check(reply: Reply) -> None:
+        bias = reply.arrays.get("bias")
+        if bias is None or bias.shape != (classes,) or bias.min() < 0 or abs(float(bias.sum()) - 1) > 1e-3:
+            raise WireError(f"a probability bias must be {classes} shares that sum to 1, got {bias}")
+
+    return check
 
 
 def noise_texts(tokenizer: Any, seed: int, count: int, length: int, kind: Noise, pairs: bool) -> Iterator[list[Text]]:
@@ -49,3 +85,17 @@ def probability_bias(learner: Learner, seed: int, count: int, length: int, kind:
         logits = learner.predict(model.encode(texts), np.arange(len(texts)))
         first += np.bincount(logits.argmax(axis=1), minlength=classes)
     return np.asarray(first / first.sum(), np.float32)
+
+
+# --- the site's half ---
+
+MOST_NOISE = 100_000_000  # tokens that a site draws for one Ask
+
+
+@site_verb("query.bias", leaves="predictions", phase="noise probing")
+def probe_bias(site: Node, asked: Probe) -> Bias:
+    """B_k on noise texts that are drawn here from the seed (5.2); C numbers travel."""
+    if asked.seed < 0 or not 1 <= asked.count * asked.length <= MOST_NOISE:
+        raise WireError(f"no noise can be drawn for {asked}; at most {MOST_NOISE:,} tokens in all")
+    bias = probability_bias(site.learner, asked.seed, asked.count, asked.length, asked.noise)
+    return Bias(bias, len(site.private))

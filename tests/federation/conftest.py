@@ -11,36 +11,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstill.client.mixed import make_node
 from fedstill.client.node import Node
 from fedstill.client.session import Door, Session
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Ask, Facts, Failure, Reply
-from fedstill.server.app import admission
+from fedstill.deploy.launch.process import InProcess, assemble
 from fedstill.server.exchange import Exchange
-from fedstill.server.holder import make_student
-from fedstill.server.link import Link, LocalLink
-from fedstill.server.record import Record
-from fedstill.strategies import find_method
-from fedstill.strategies.base import Method
+from fedstill.server.link import Link
 
 
-class Federation:
-    """The parts of one run in a folder."""
+class Federation(InProcess):
+    """A run in a folder, with what tests look at."""
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
+        made = assemble(config, folder / "run", folder / "sites", "run")
+        super().__init__(made.federation, made.nodes)
         self.config, self.folder = config, folder
-        self.student = make_student(config)
-        self.record = Record(folder / "run", config)
-        kind, params = find_method(config.method)
-        self.method: Method = kind(params, config, self.student, self.record)
-        self.nodes = [make_node(config, site, "run", folder / "sites" / site.name) for site in config.sites]
+        self.central, self.method, self.record = made.federation.central, made.federation.method, made.federation.record
 
     def admit(self) -> Callable[[Facts], str | None]:
-        return admission(self.config, self.student)
+        return self.federation.admission()
 
-    def run(self, link: Link | None = None, resume: bool = False) -> Facts:
-        return self.method.run(link or LocalLink(self.nodes, self.admit()), resume)
+    def run(self, link: Link | bool | None = None, resume: bool = False) -> Facts:
+        chosen = link if isinstance(link, Link) else self.link()
+        return self.federation.run(chosen, resume)
 
     def events(self, kind: str) -> list[Facts]:
         import json
@@ -51,7 +45,7 @@ class Federation:
     def weights(self) -> str:
         """A hash over the central model's and every site's weights."""
         digest = hashlib.sha256()
-        for learner in [self.student.learner, *(node.learner for node in self.nodes)]:
+        for learner in [self.central.learner, *(node.learner for node in self.nodes)]:
             for name, value in sorted(learner.weights().items()):
                 digest.update(name.encode() + value.tobytes())
         return digest.hexdigest()

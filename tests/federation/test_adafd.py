@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from sklearn.metrics import f1_score
 
 from fedstill.common.config import ConfigError, RunConfig
-from fedstill.common.models.learner import Practice
+from fedstill.common.practice import Practice
 from fedstill.common.wire import Ask, Reply
 from fedstill.strategies import find_method
 from fedstill.strategies.adafd.method import BETAS
-from tests.unit.test_llm import Oracle
+from tests.unit.strategies.test_llm import Oracle
 
 from .conftest import Federation, spoil, streams, with_nan
 from .test_methods import flat
@@ -57,7 +57,7 @@ def plain_round(two: Federation, *, rule: str, authors: bool, tau: float) -> lis
         raw = [np.exp(-5 * loss) for loss in losses]  # eq. 7
     w = [r / sum(raw) for r in raw]
     zhat = (w[0] * z[0] + w[1] * z[1]).float()  # eq. 8
-    two.student.begin_round(1)
+    two.central.begin_round(1)
 
     def distance(logits: torch.Tensor, i: np.ndarray) -> torch.Tensor:
         apart = (logits - zhat[i]).square()
@@ -65,10 +65,10 @@ def plain_round(two: Federation, *, rule: str, authors: bool, tau: float) -> lis
 
     practices = [(1, Practice(fresh=True, decay=(0.0, 0.5)))] * 2 if authors else [(2, Practice())]
     for epochs, practice in practices:
-        two.student.fit_public(rows, distance, epochs, practice)
-    two.student.learner.model.eval()
+        two.central.fit_public(rows, distance, epochs, practice)
+    two.central.learner.model.eval()
     with torch.no_grad():
-        y = (two.student.learner.model(two.student.public.batch(rows)) / tau).softmax(-1)
+        y = (two.central.learner.model(two.central.public.batch(rows)) / tau).softmax(-1)
     first = 3 if authors else 2  # Asks before the first one to distil
     for node in two.nodes:
         for call, (epochs, practice) in enumerate(practices):
@@ -96,7 +96,7 @@ def test_a_round_is_the_algorithm_written_out(federation: Make, small: Small, ru
     told = one.events("weights")[0]["weights"]
     assert [told["north"], told["south"]] == pytest.approx(weights, rel=1e-6)
     assert told["north"] != told["south"]
-    assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=1e-5)
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-5)
     for node, other in zip(one.nodes, two.nodes, strict=True):
         assert torch.allclose(flat(node.learner), flat(other.learner), atol=1e-5)
 
@@ -213,9 +213,9 @@ def test_the_learned_beta_agrees_best_with_a_model_of_the_labelled_texts(federat
 
     for node in made.nodes:
         spoil(node, listen)
-    untouched = made.student.weights()
-    referee = torch.from_numpy(made.student.reference(2)).double().softmax(-1)
-    assert all(np.array_equal(value, untouched[name]) for name, value in made.student.weights().items())
+    untouched = made.central.weights()
+    referee = torch.from_numpy(made.central.reference(2)).double().softmax(-1)
+    assert all(np.array_equal(value, untouched[name]) for name, value in made.central.weights().items())
     made.run()
     costs = []
     for beta in BETAS:
@@ -232,7 +232,7 @@ def test_the_referee_survives_a_restart(federation: Make, small: Small) -> None:
     straight.run()
     federation(small(*changes), "same").run()
     resumed = federation(small(*changes, "rounds=2"), "same")
-    resumed.student.reference = None  # type: ignore[assignment,method-assign]  # it must not be trained again
+    resumed.central.reference = None  # type: ignore[assignment,method-assign]  # it must not be trained again
     resumed.run(resume=True)
     assert resumed.weights() == straight.weights()
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedstill.client.mixed import MixedNode
+from fedstill.client.own_task import OwnTaskNode
 from fedstill.common.config import ConfigError
 from fedstill.common.wire import Ask, Reply
 from fedstill.common.wire.frames import HELLO, REPLY, Frame, cut
-from fedstill.server.holder import Holder
+from fedstill.server.central import SharedModel
 
 from .conftest import Federation, streams
 from .mixed import KINDS, mixed_run
@@ -132,8 +132,8 @@ def test_the_synthetic_set_is_made_once_sent_once_and_in_half_precision(whole: A
         primary[item] = int(np.argmin(distances))
         assert min(distances) < 2e-3
     assert len(set(primary.tolist())) > 1
-    holder = made.student
-    assert isinstance(holder, Holder)
+    holder = made.central
+    assert isinstance(holder, SharedModel)
     assert first.arrays["tokens"].shape == (6, 8)
 
 
@@ -240,7 +240,7 @@ def test_ablations_leave_out_what_they_say(federation: Make, tmp_path: Path) -> 
 def test_what_a_site_shows_is_clipped_and_noised_from_a_secret_of_its_own(federation: Make, tmp_path: Path) -> None:
     config = mixed_run(tmp_path / "files", sites=("ann",))
     one, two = federation(config).nodes[0], federation(config).nodes[0]
-    assert isinstance(one, MixedNode)
+    assert isinstance(one, OwnTaskNode)
 
     def show(node: Any, clip: float, noise: float, number: int = 1) -> np.ndarray:
         settings = {"items": 6, "positions": 8, "clip": clip, "noise": noise, "round": number}
@@ -264,7 +264,7 @@ def test_the_other_methods_on_sites_with_different_tasks(federation: Make, tmp_p
     said = {name: reply.arrays for name, ask, reply in heard.talk if ask.verb.startswith("train.") and reply.arrays}
     assert {name.split(".")[0] for state in said.values() for name in state} == {"encoder"}
     sizes = {name: site["texts"] for name, site in summary["sites"].items()}
-    for name, value in made.student.weights().items():
+    for name, value in made.central.weights().items():
         each = [said[site][name] * size for site, size in sizes.items()]
         assert np.allclose(value, sum(each) / sum(sizes.values()), atol=1e-6)
     with pytest.raises(ValueError, match=r"fedid needs texts and labels that all sites share.*such as atc or fedavg"):

@@ -16,7 +16,7 @@ from fedstill.common.config import RunConfig
 from fedstill.common.models.learner import Learner
 from fedstill.common.models.tokens import Encoded
 from fedstill.common.wire import Ask, Reply, WireError
-from fedstill.server.central import Student
+from fedstill.server.central import CentralModel
 
 from .conftest import Federation, spoil, with_nan
 from .test_methods import flat
@@ -74,11 +74,11 @@ def privately(node: Node, step: int, optimizer: Any = None, falls: bool = False)
     )  # fmt: skip
 
 
-def on_public(who: Node | Student, step: int, loss: Loss, falls: bool = False) -> None:
+def on_public(who: Node | CentralModel, step: int, loss: Loss, falls: bool = False) -> None:
     train(who.learner, (1, step), who.public, ROWS, loss, None, falls)
 
 
-def say(who: Node | Student) -> Tensor:
+def say(who: Node | CentralModel) -> Tensor:
     who.learner.model.eval()
     with torch.no_grad():
         found: Tensor = who.learner.model(who.public.batch(ROWS))
@@ -108,7 +108,7 @@ def weigh(weights: Any, parts: list[Tensor]) -> Tensor:
 
 
 def assert_same(one: Federation, two: Federation, atol: float = 2e-5) -> None:
-    assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=atol)
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=atol)
     for node, other in zip(one.nodes, two.nodes, strict=True):
         assert torch.allclose(flat(node.learner), flat(other.learner), atol=atol), node.name
 
@@ -143,12 +143,12 @@ def test_fedkd_learns_the_weighted_logits_once(pair: Any, kind: str) -> None:
         shown = one.events("weights")[0]["weights"]
         assert shown["north"] == pytest.approx([zeros / (zeros + texts), 1.0])
         assert shown["south"] == pytest.approx([texts / (zeros + texts), 0.0])
-        on_public(two.student, 0, lambda guess, i: (guess - z[i]).abs().mean())
+        on_public(two.central, 0, lambda guess, i: (guess - z[i]).abs().mean())
     elif kind == "size":
-        on_public(two.student, 0, lambda guess, i: ((guess - z[i]) ** 2).mean(), falls=True)
+        on_public(two.central, 0, lambda guess, i: ((guess - z[i]) ** 2).mean(), falls=True)
     else:
         y = (z / 3).softmax(-1)
-        on_public(two.student, 0, lambda guess, i: 9 * kl(y)(guess / 3, i))
+        on_public(two.central, 0, lambda guess, i: 9 * kl(y)(guess / 3, i))
     assert_same(one, two)
 
 
@@ -166,8 +166,8 @@ def test_fedkd_weighs_anew_without_a_site_that_fails(pair: Any) -> None:
     assert [event["site"] for event in one.events("left_out")] == ["south"]
     privately(two.nodes[0], 0)
     z = say(two.nodes[0])
-    on_public(two.student, 0, lambda guess, i: (guess - z[i]).abs().mean())
-    assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=2e-5)
+    on_public(two.central, 0, lambda guess, i: (guess - z[i]).abs().mean())
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=2e-5)
 
 
 def test_a_site_counts_its_classes_and_the_server_checks_the_sum(federation: Make, small: Small) -> None:
@@ -203,8 +203,8 @@ def test_mhat_learns_every_site_and_teaches_with_its_own_logits(pair: Any, loss:
         each = [hard(z)(guess, i) if loss == "hard" else kl(z.softmax(-1))(guess, i) for z in said]
         return weigh(weights, each)
 
-    on_public(two.student, 0, central)
-    own = say(two.student)
+    on_public(two.central, 0, central)
+    own = say(two.central)
     for node in two.nodes:
         on_public(node, 2, hard(own) if loss == "hard" else kl(own.softmax(-1)))
     assert_same(one, two)
@@ -216,8 +216,8 @@ def test_logit_fedavg_is_a_plain_mean_and_hard_labels_back(pair: Any) -> None:
     for node in two.nodes:
         privately(node, 0, falls=True)
     z = weigh([0.5, 0.5], [say(node) for node in two.nodes])
-    on_public(two.student, 0, kl(z.softmax(-1)), falls=True)
-    own = say(two.student)
+    on_public(two.central, 0, kl(z.softmax(-1)), falls=True)
+    own = say(two.central)
     for node in two.nodes:
         on_public(node, 2, hard(own), falls=True)
     assert_same(one, two)
@@ -229,11 +229,11 @@ def test_feded_starts_sites_from_the_central_weights_and_distils_their_predictio
     one.run()
     falls = preset == "authors_code"
     for node in two.nodes:
-        node.learner.load_weights(two.student.weights())
+        node.learner.load_weights(two.central.weights())
         privately(node, 0, falls=falls)
     said = [say(node) for node in two.nodes]
     y = weigh(shares(two), said).softmax(-1) if falls else weigh(shares(two), [z.softmax(-1) for z in said])
-    on_public(two.student, 0, kl(y), falls=falls)
+    on_public(two.central, 0, kl(y), falls=falls)
     assert_same(one, two)
 
 
@@ -258,7 +258,7 @@ def test_fedmd_warms_up_digests_the_mean_scores_and_revisits(pair: Any, loss: st
     for node, optimizer in zip(two.nodes, local, strict=True):
         on_public(node, 2, digest)
         privately(node, 3, optimizer)
-    on_public(two.student, 0, digest)
+    on_public(two.central, 0, digest)
     assert_same(one, two)
 
 
@@ -303,7 +303,7 @@ def test_cronus_trains_on_private_and_public_texts_together(pair: Any) -> None:
                 optimizer.zero_grad()
                 torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-    on_public(two.student, 0, soft(y))
+    on_public(two.central, 0, soft(y))
     # AdamW's first step is almost sign(g), and near y = 1/2 some g are so small that rounding turns them
     assert_same(one, two, atol=1e-4)
 
@@ -341,15 +341,17 @@ def lie(ask: Ask, reply: Reply) -> Reply:
 
 @pytest.mark.parametrize("method", ["fedid", "adafd"])
 def test_fedid_and_adafd_take_robust_rules(federation: Any, small: Any, method: str) -> None:
-    made = federation(small(f"method.name={method}", "method.aggregation=median")).method
+    run = federation(small(f"method.name={method}", "method.aggregation=median"))
+    made, fed = run.method, run.federation
     said = {"a": [[0.0, 2.0]], "b": [[1.0, 0.0]], "c": [[-50.0, 50.0]]}
     replies = [Reply(name, {"logits": np.float32(z)}, {"texts": 10, "losses": [0.5]}) for name, z in said.items()]
     if method == "adafd":
         arrays = {r.node: r.arrays["logits"] for r in replies}
-        assert made._combine(1, {r.node: r.metrics for r in replies}, arrays).tolist() == [[0.0, 2.0]]
+        assert made._combine(fed, {r.node: r.metrics for r in replies}, arrays).tolist() == [[0.0, 2.0]]
     else:
         middle = 1 / (1 + np.exp(2.0))  # of site a; b says e / (1 + e), c says 0
-        assert made._combine(replies, dict.fromkeys("abc", 1 / 3))[0] == pytest.approx(np.array([[middle, 1 - middle]]))
+        y, _ = made.ensemble(fed, replies, dict.fromkeys("abc", 1 / 3))
+        assert y == pytest.approx(np.array([[middle, 1 - middle]]))
 
 
 def test_under_a_robust_rule_a_liar_does_not_count(pair: Any) -> None:
@@ -359,8 +361,8 @@ def test_under_a_robust_rule_a_liar_does_not_count(pair: Any) -> None:
     for node in two.nodes:
         privately(node, 0)
     z = weigh([0.5, 0.5], [say(node) for node in two.nodes[:2]])
-    on_public(two.student, 0, kl(z.softmax(-1)))
-    assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=2e-5)
+    on_public(two.central, 0, kl(z.softmax(-1)))
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["ds-fl", "feded", "fedmd", "cronus", "fedkd", "feddf"])
@@ -372,14 +374,16 @@ def test_every_method_that_averages_predictions_takes_the_rule(federation: Make,
         made = federation(small(f"method.name={name}", *QUICK, *changes))
         spoil(made.nodes[2], lie)
         made.run()
-        ends.append(flat(made.student.learner))
+        ends.append(flat(made.central.learner))
     assert not torch.equal(ends[0], ends[1])
 
 
 # --- FedDF ---------------------------------------------------------------------------------------------------------
 
 
-def fuse(two: Federation, weights: list[float], falls: bool, members: list[list[int]], students: list[Student]) -> None:
+def fuse(
+    two: Federation, weights: list[float], falls: bool, members: list[list[int]], students: list[CentralModel]
+) -> None:
     """One round of FedDF for groups of nodes, each with the server's model of its kind (the first may be empty)."""
     for group, student in zip(members, students, strict=True):
         for k in group:
@@ -402,7 +406,7 @@ def test_feddf_of_one_model_fuses_then_distils(pair: Any, preset: str) -> None:
     one, two = pair("feddf", "method.distill_epochs=1", f"method.preset={preset}", "sites.south.model=tiny-bert")
     one.run()
     weights = [0.5, 0.5] if preset == "paper" else shares(two)
-    fuse(two, weights, True, [[0, 1]], [two.student])
+    fuse(two, weights, True, [[0, 1]], [two.central])
     assert_same(one, two)
 
 
@@ -412,11 +416,13 @@ def test_feddf_of_mixed_models_has_a_prototype_each(pair: Any, central: str) -> 
     one.run()
     kinds = ["tiny-bert", "tiny-roberta"]
     made = {
-        kind: Student(two.config.model_copy(update={"central": two.config.central.model_copy(update={"model": kind})}))
+        kind: CentralModel(
+            two.config.model_copy(update={"central": two.config.central.model_copy(update={"model": kind})})
+        )
         for kind in kinds
         if kind != central
     }
-    made[central] = two.student
+    made[central] = two.central
     members = [[0], [1]] if central in kinds else [[], [0], [1]]
     students = [made[kind] for kind in ([] if central in kinds else [central]) + kinds]
     fuse(two, [0.5, 0.5], True, members, students)
@@ -426,11 +432,11 @@ def test_feddf_of_mixed_models_has_a_prototype_each(pair: Any, central: str) -> 
 def test_a_site_takes_over_weights_that_fit_and_no_others(federation: Make, small: Small) -> None:
     made = federation(small())
     north, south = made.nodes
-    north.answer(Ask("train.weights", made.student.weights()))
-    assert torch.equal(flat(north.learner), flat(made.student.learner))
+    north.answer(Ask("train.weights", made.central.weights()))
+    assert torch.equal(flat(north.learner), flat(made.central.learner))
     before = flat(south.learner)
     with pytest.raises(WireError, match="do not fit what this site shares: roberta"):
-        south.answer(Ask("train.weights", made.student.weights()))
+        south.answer(Ask("train.weights", made.central.weights()))
     assert torch.equal(flat(south.learner), before)
 
 
@@ -481,16 +487,16 @@ def test_isolated_sites_train_alone_and_the_central_model_stays(pair: Any) -> No
 def test_centralized_trains_on_everybodys_texts_and_sites_stay(pair: Any) -> None:
     one, two = pair("centralized")
     one.run()
-    texts = two.student.texts.private
+    texts = two.central.texts.private
     labels = torch.from_numpy(np.asarray(texts.labels))
-    encoded = two.student.learner.model.encode(texts.texts)
+    encoded = two.central.learner.model.encode(texts.texts)
     assert len(texts) == sum(len(node.private) for node in two.nodes)
-    train(two.student.learner, (1, 0), encoded, np.arange(64), lambda z, i: F.cross_entropy(z, labels[i]))
+    train(two.central.learner, (1, 0), encoded, np.arange(64), lambda z, i: F.cross_entropy(z, labels[i]))
     assert_same(one, two)
 
 
 def test_centralized_says_why_it_cannot_run_where_the_texts_are_with_the_sites(federation: Make, small: Small) -> None:
     made = federation(small("method.name=centralized", *QUICK))
-    made.student.private = made.student.learner.model.encode([])
+    made.central.private = made.central.learner.model.encode([])
     with pytest.raises(ValueError, match="here they are with the sites"):
         made.run()

@@ -55,7 +55,7 @@ def test_a_site_with_nan_is_left_out_of_the_step_and_logged(federation: Make, sm
     alone = federation(small(*changes))  # with the weight of the other renormalised to one, it is the only teacher
     alone.nodes = alone.nodes[1:]
     alone.run(LocalLink(alone.nodes))
-    for name, value in one.student.weights().items():
+    for name, value in one.central.weights().items():
         assert np.array_equal(value, alone.student.weights()[name])
 
 

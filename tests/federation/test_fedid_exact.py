@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstill.common.config import RunConfig
-from fedstill.common.models.learner import Practice
+from fedstill.common.practice import Practice
 
 from .conftest import Federation, streams
 from .test_methods import flat, train_alone
@@ -38,7 +38,7 @@ ETA = 0.5  # long enough a step that old and new weights are not the same thing
 def plain_round(two: Federation, average: str, scale: float) -> None:
     """Algorithm 1 for one round of one epoch; the gradient of L_val goes through theta' to each site's prediction."""
     train_alone(two, 1, step=0)
-    student, nodes = two.student, two.nodes
+    student, nodes = two.central, two.nodes
     model, calls = student.learner.model, 0
     sizes = [len(node.private) for node in nodes]
     weights = [size / sum(sizes) for size in sizes]
@@ -87,7 +87,7 @@ def plain_round(two: Federation, average: str, scale: float) -> None:
 
 def apart(one: Federation, two: Federation) -> list[float]:
     """How far two federations' models are apart, central first."""
-    pairs = [(one.student.learner, two.student.learner)]
+    pairs = [(one.central.learner, two.central.learner)]
     pairs += [(a.learner, b.learner) for a, b in zip(one.nodes, two.nodes, strict=True)]
     return [float((flat(a) - flat(b)).norm()) for a, b in pairs]
 
@@ -115,7 +115,7 @@ def test_feedback_through_a_living_adamw_is_autograd_with_its_second_moment_held
     federation: Make, small: Small, jacobian: str
 ) -> None:
     made = federation(small("central.distill_rate=0.01"))
-    student, model, practice = made.student, made.student.learner.model, Practice()
+    student, model, practice = made.central, made.central.learner.model, Practice()
     rows, query, eta = np.arange(16), np.arange(8), 0.01
     said = np.random.default_rng(1).dirichlet([1.0, 1.0], 16).astype(np.float32)
     for _ in range(3):

@@ -37,6 +37,7 @@ from fedstill.common.wire.frames import (
 )
 from fedstill.server.exchange import MOST_NOTICES, Exchange
 from fedstill.server.link import LocalLink
+from fedstill.strategies import VERBS
 
 from .conftest import Federation, spoil
 
@@ -170,20 +171,29 @@ def test_a_head_that_lies_is_refused_before_memory_is_taken(number: int) -> None
         ({"texts": "8"}, "joined with 8 texts"),
         ({"texts": 8, "loss": "low"}, "no number"),
         ({"texts": 8, "seconds": [1]}, "no number"),
-        ({"loss": 1.0}, "'texts' is missing"),
         ({"texts": 8, "losses": [0.1, float("nan")]}, "NaN"),
         ({"texts": 8, "privacy": {"epsilon": "little"}}, "privacy"),
     ],
 )
 def test_metrics_that_a_method_could_not_calculate_with_are_refused(metrics: Facts, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
-        check_metrics("query.predictions", Reply("a", {}, metrics), {"texts": 8})
+        check_metrics(Reply("a", {}, metrics), {"texts": 8})
 
 
-def test_training_without_a_loss_is_refused() -> None:
+def test_an_answer_without_what_its_verb_declares_is_refused() -> None:
     with pytest.raises(WireError, match="'loss' is missing"):
-        check_metrics("train.parameters", Reply("a", {}, {"texts": 8}), {"texts": 8})
-    check_metrics("train.weights", Reply("a"), {"texts": 8})
+        VERBS["train.parameters"].check(Reply("a", {}, {"texts": 8}))
+    with pytest.raises(WireError, match="'texts' is missing"):
+        VERBS["query.predictions"].check(
+            Reply("a", {"items": np.zeros(8), "logits": np.zeros((1, 2))}, {"seconds": 1.0})
+        )
+    with pytest.raises(WireError, match="'logits' is missing"):
+        VERBS["query.predictions"].check(Reply("a", {"items": np.zeros(8)}, {"texts": 8}))
+    with pytest.raises(WireError, match="'loss' is str 'low' where float or NoneType is wanted"):
+        VERBS["train.local"].check(Reply("a", {}, {"texts": 8, "loss": "low"}))
+    with pytest.raises(WireError, match="'secret' is no part of it"):
+        VERBS["train.local"].check(Reply("a", {}, {"texts": 8, "secret": 1}))
+    VERBS["train.weights"].check(Reply("a", {}, {"seconds": 0.1}))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +218,7 @@ def test_a_run_goes_on_without_a_site_whose_predictions_are_no_predictions(
     spoil(made.nodes[0], spoiled)
     assert made.run(LocalLink(made.nodes))["status"] == "finished"
     assert [event["site"] for event in made.events("left_out")] == ["north"]
-    assert np.isfinite(next(iter(made.student.weights().values()))).all()
+    assert np.isfinite(next(iter(made.central.weights().values()))).all()
 
 
 # --- the coordinator's end of real streams ---

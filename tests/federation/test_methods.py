@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.common.config import RunConfig
-from fedstill.common.models.learner import Learner, Practice
+from fedstill.common.models.learner import Learner
+from fedstill.common.practice import Practice
 
 from .conftest import Federation
 
@@ -34,7 +35,7 @@ def test_fedavg_is_the_mean_by_size_of_what_the_sites_trained(federation: Make, 
     changes = ("method.name=fedavg", "rounds=1", "sites.south.model=tiny-bert", "data.partition=dirichlet-clients")
     one, two = federation(small(*changes)), federation(small(*changes))
     one.run()
-    theta = two.student.weights()
+    theta = two.central.weights()
     for node in two.nodes:
         node.learner.load_weights(theta)
         with node.learner.at(1, 0):
@@ -42,7 +43,7 @@ def test_fedavg_is_the_mean_by_size_of_what_the_sites_trained(federation: Make, 
     sizes = [len(node.private) for node in two.nodes]
     assert sizes[0] != sizes[1]
     states = [node.learner.weights() for node in two.nodes]
-    for name, value in one.student.weights().items():
+    for name, value in one.central.weights().items():
         mean = (sizes[0] * states[0][name].astype(np.float64) + sizes[1] * states[1][name]) / sum(sizes)
         assert np.allclose(value, mean, atol=1e-6), name
     assert one.events("round_finished")[0]["metrics"]["loss"] > 0
@@ -65,9 +66,9 @@ def test_dsfl_sharpens_the_mean_of_probabilities_and_everybody_distils_it(federa
             node.learner.model.eval()
             probabilities.append(F.softmax(node.learner.model(node.public.batch(rows)), dim=-1))
         target = F.softmax(torch.stack(probabilities).mean(dim=0) / 0.5, dim=-1)
-    two.student.begin_round(1)
-    two.student.distil(rows, target.numpy(), "soft", 2, Practice())
-    assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=1e-5)
+    two.central.begin_round(1)
+    two.central.distil(rows, target.numpy(), "soft", 2, Practice())
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-5)
     for node, other in zip(one.nodes, two.nodes, strict=True):
         with other.learner.at(1, 2):
             other.learner.fit(
@@ -84,7 +85,7 @@ def test_dsfl_sharpens_the_mean_of_probabilities_and_everybody_distils_it(federa
 def plain_fedid(two: Federation, *, authors: bool, feedback: bool) -> None:
     """Algorithm 1 of the paper, or what the authors run, written out for one round with one epoch."""
     train_alone(two, 1, step=0)
-    student, nodes = two.student, two.nodes
+    student, nodes = two.central, two.nodes
     weights = np.array([len(node.private) for node in nodes], np.float64)
     weights /= weights.sum()
     central = torch.optim.AdamW(student.learner.parameters, lr=1e-3, weight_decay=0.0)
@@ -155,7 +156,7 @@ def test_fedid_is_its_algorithm_written_out(federation: Make, small: Small, auth
     told = one.events("weights")
     assert [event["round"] for event in told] == [1]
     assert told[0]["weights"] == {name: size / sum(sizes.values()) for name, size in sizes.items()}
-    assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=2e-5)
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=2e-5)
     for node, other in zip(one.nodes, two.nodes, strict=True):
         assert torch.allclose(flat(node.learner), flat(other.learner), atol=2e-5)
 

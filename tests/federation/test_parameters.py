@@ -102,7 +102,7 @@ def assert_state(found: Arrays, wanted: Arrays, atol: float = 5e-5) -> None:
 
 def answer_with(made: Federation, states: dict[str, Callable[[str, np.ndarray], np.ndarray]], texts: int = 8) -> None:
     """Sites that send hand-made parameters: theirs are a function of the name and of what the server holds."""
-    began = made.student.weights()
+    began = made.central.weights()
 
     def change(node: Node) -> Callable[[Ask, Reply], Reply]:
         def changed(ask: Ask, reply: Reply) -> Reply:
@@ -133,18 +133,18 @@ def shifted(by: float) -> Callable[[str, np.ndarray], np.ndarray]:
 
 def test_fedavg_of_two_hand_made_models(make: Any) -> None:
     made = make("fedavg")
-    began = made.student.weights()
+    began = made.central.weights()
     answer_with(made, {"north": lambda n, v: np.full_like(v, 2), "south": lambda n, v: np.full_like(v, 6)})
     honest = made.nodes[0].answer
     made.nodes[0].answer = lambda ask: _with_texts(honest(ask), 24)  # 24 texts at north, 8 at south
     _joins_with(made.nodes[0], 24)
     made.run()
-    for name, value in made.student.weights().items():
+    for name, value in made.central.weights().items():
         expected = (24 * 2 + 8 * 6) / 32 if began[name].dtype.kind == "f" else 2
         assert np.all(value == expected), name  # 3 exactly; counters come from the first site
     for node in made.nodes:  # the mean goes back, and is what sites test
         assert all(
-            np.array_equal(value, made.student.weights()[name]) for name, value in node.learner.weights().items()
+            np.array_equal(value, made.central.weights()[name]) for name, value in node.learner.weights().items()
         )
 
 
@@ -160,7 +160,7 @@ def test_fedprox_and_fedbn_by_their_definitions(make: Any, name: str) -> None:
     one, two = make(name, *changes), make(name, *changes)
     one.run()
     stays = "*LayerNorm*" if name == "fedbn" else "nothing"
-    theta = two.student.weights()
+    theta = two.central.weights()
     first_private = {n: v for n, v in theta.items() if fnmatchcase(n, stays)}
     for number in (1, 2):
         for node in two.nodes:
@@ -169,7 +169,7 @@ def test_fedprox_and_fedbn_by_their_definitions(make: Any, name: str) -> None:
             fit(node, (number, 0), pull(node, theta, 0.5) if name == "fedprox" else None)
         theta = mean([node.learner.weights() for node in two.nodes], sizes_of(two))
     theta.update(first_private)
-    assert_state(one.student.weights(), theta)
+    assert_state(one.central.weights(), theta)
     assert bool(first_private) == (name == "fedbn")
     for node, other in zip(one.nodes, two.nodes, strict=True):  # shared parts are the mean, norms are the site's own
         own = {n: v for n, v in other.learner.weights().items() if fnmatchcase(n, stays)}
@@ -180,7 +180,7 @@ def test_ditto_by_its_definition_and_v_is_what_is_tested(make: Any) -> None:
     changes = ("rounds=2", "method.lambda=0.7", "method.private=['classifier*']")
     one, two = make("ditto", *changes), make("ditto", *changes)
     one.run()
-    theta = {n: v for n, v in two.student.weights().items() if not n.startswith("classifier")}
+    theta = {n: v for n, v in two.central.weights().items() if not n.startswith("classifier")}
     v = [{**node.learner.weights(), **theta} for node in two.nodes]
     heads = [{n: a for n, a in node.learner.weights().items() if n.startswith("classifier")} for node in two.nodes]
     for number in (1, 2):
@@ -196,7 +196,7 @@ def test_ditto_by_its_definition_and_v_is_what_is_tested(make: Any) -> None:
                 plain_epoch(node, pull(node, theta, 0.7))
                 v[k] = node.learner.weights()
         theta = mean(sent, sizes_of(two))
-    assert_state(one.student.weights(), theta)
+    assert_state(one.central.weights(), theta)
     for node, expected in zip(one.nodes, v, strict=True):
         assert_state(node.learner.weights(), expected)
         difference = max(np.abs(expected[n] - theta[n]).max() for n in theta)
@@ -210,7 +210,7 @@ def test_ditto_by_its_definition_and_v_is_what_is_tested(make: Any) -> None:
 
 def test_fedavg_st_is_a_mean_within_each_group(make: Any) -> None:
     made = make("fedavg-st", more_sites(3), 'method.groups={a=["north", "east"], b=["south"]}')
-    began = made.student.weights()
+    began = made.central.weights()
     answer_with(made, {"north": shifted(1), "south": shifted(5), "east": shifted(3)})
     made.run()
     models = {node.name: node.learner.weights() for node in made.nodes}
@@ -219,7 +219,7 @@ def test_fedavg_st_is_a_mean_within_each_group(make: Any) -> None:
             assert np.allclose(models["north"][name], value + 2, atol=1e-5)
             assert np.array_equal(models["north"][name], models["east"][name])
             assert np.allclose(models["south"][name], value + 5, atol=1e-5)
-            assert np.allclose(made.student.weights()[name], value + 3, atol=1e-5)  # the mean over the sites
+            assert np.allclose(made.central.weights()[name], value + 3, atol=1e-5)  # the mean over the sites
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def planted(made: Federation) -> None:
 
 def test_percfl_splits_two_planted_groups_when_it_is_time(make: Any) -> None:
     made = make("percfl", more_sites(4), "rounds=3", "method.warmup_rounds=1", "method.eps1=0.4", "method.eps2=1.6")
-    began = made.student.weights()["bert.pooler.dense.bias"]
+    began = made.central.weights()["bert.pooler.dense.bias"]
     planted(made)
     made.run()
     splits = made.events("split")
@@ -280,7 +280,7 @@ def test_percfl_stays_together_otherwise(make: Any, change: str) -> None:
 def test_spfl_by_hand(make: Any) -> None:
     made = make("spfl", more_sites(3))
     names = ("classifier.bias", "bert.pooler.dense.bias")
-    began = {name: made.student.weights()[name] for name in names}
+    began = {name: made.central.weights()[name] for name in names}
 
     def steps(*by: float) -> Callable[[str, np.ndarray], np.ndarray]:
         table = dict(zip(names, by, strict=True))
@@ -307,7 +307,7 @@ def test_spfl_by_hand(make: Any) -> None:
 def lying(made: Federation) -> tuple[Arrays, dict[str, Arrays]]:
     """Seven sites, the last of which lies; what the server began with and what they send."""
     rng = np.random.default_rng(5)
-    began = made.student.weights()
+    began = made.central.weights()
     sent = {
         node.name: {n: v + rng.normal(0, 0.1, v.shape).astype(v.dtype) for n, v in began.items() if v.dtype.kind == "f"}
         for node in made.nodes
@@ -328,7 +328,7 @@ def test_flowers_rules_against_numpy(make: Any, name: str) -> None:
     distances = ((rows[:, None] - rows[None]) ** 2).sum(-1)
     scores = np.array([np.sort(np.delete(row, i))[: 7 - 1 - 2].sum() for i, row in enumerate(distances)])
     best = np.argsort(scores)
-    for n, value in made.student.weights().items():
+    for n, value in made.central.weights().items():
         if n not in stacked:
             continue
         everybody = stacked[n]
@@ -352,7 +352,7 @@ def test_flowers_rules_against_numpy(make: Any, name: str) -> None:
             expected = began[n] + rate * m / (np.sqrt(v) + 1e-3)
         assert np.allclose(value, expected, atol=1e-4), n
     if name in ("fedmedian", "fedtrimmedavg", "krum", "multikrum", "bulyan"):  # the liar moved nothing far
-        assert max(np.abs(v - began[n]).max() for n, v in made.student.weights().items()) < 1
+        assert max(np.abs(v - began[n]).max() for n, v in made.central.weights().items()) < 1
 
 
 def test_too_few_sites_for_a_rule_are_refused_at_the_start(make: Any) -> None:
@@ -374,11 +374,11 @@ def test_private_parts_never_travel(make: Any) -> None:
     for node in made.nodes:
         spoil(node, note)
     own = [node.learner.weights()["classifier.weight"] for node in made.nodes]
-    began = made.student.weights()["classifier.weight"]
+    began = made.central.weights()["classifier.weight"]
     made.run()
     assert {way for way, _ in seen} == {"up", "down"}
     assert not [name for _, name in seen if name.startswith("classifier") or "embeddings" in name]
-    assert np.array_equal(made.student.weights()["classifier.weight"], began)
+    assert np.array_equal(made.central.weights()["classifier.weight"], began)
     after = [node.learner.weights()["classifier.weight"] for node in made.nodes]
     assert not np.array_equal(after[0], after[1])
     assert not np.array_equal(after[0], own[0])  # private, and trained
@@ -430,7 +430,7 @@ def test_a_site_that_sends_another_shape_is_left_out_with_the_list(make: Any) ->
 def test_on_adapters_only_adapters_and_head_travel(make: Any, name: str) -> None:
     lora = ("central.lora={r=4}", "sites.north.lora={r=4}", "sites.south.lora={r=4}")
     made = make(name, *lora)
-    travelling = made.student.weights()
+    travelling = made.central.weights()
     assert all("lora_" in key or "classifier" in key for key in travelling)
     size = sum(value.nbytes for value in travelling.values())
     made.run()

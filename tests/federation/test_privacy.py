@@ -53,7 +53,9 @@ def test_what_leaves_is_in_the_ledger_before_it_leaves(federation: Make, small: 
         assert (predicted["privacy"] is not None) == (site == "north")
         assert ("loss" in found[2]["metrics"]) == (site == "south")
         sent = sum(line["bytes"] for line in found)
-        assert 0.5 < sent / made.method.link.traffic()[site][0] < 1  # the rest is the greeting and the frames' prefixes
+        assert (
+            0.5 < sent / made.federation.link.traffic()[site][0] < 1
+        )  # the rest is the greeting and the frames' prefixes
 
 
 def test_a_ledger_that_cannot_be_written_keeps_everything_at_the_site(federation: Make, small: Small) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from fedstill.client.mixed import make_node
+from fedstill.client.own_task import make_node
 from fedstill.client.session import Door, Session, SessionLost, SessionRefused
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig
@@ -180,7 +180,7 @@ def test_a_site_that_was_lost_comes_back_with_its_own_checkpoint(federation: Mak
     assert verbs[:3] == ["query.restore", "train.local", "query.predictions"]
     assert same == [True]
     assert len(verbs) == len(set(noted_again["north"]))
-    assert made.method.link.sites["north"]["rounds"] == [0, 1]
+    assert made.federation.link.sites["north"]["rounds"] == [0, 1]
     for thread in (*streams.threads, *began):
         thread.join(20)
 
@@ -228,6 +228,6 @@ def test_a_site_that_began_anew_is_sent_the_model_again(federation: Make, small:
     same = ("sites.south.model=tiny-bert", "report.alone=false", "report.centralized=false", "method.local_epochs=1")
     made = federation(small(*same, f"method.name={method}"))
     made.run()
-    assert "north" in made.method._holders
-    made.method.began_anew("north")
-    assert made.method._holders == {"south"}
+    assert "north" in made.method.copies.holders()
+    made.method.site_began_anew("north")
+    assert made.method.copies.holders() == {"south"}

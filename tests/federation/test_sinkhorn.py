@@ -17,7 +17,7 @@ from fedstill.common.config import RunConfig
 from fedstill.common.data.tasks import Task, on_a_line
 from fedstill.common.maths import confidence
 from fedstill.common.maths.transport import cost_matrix
-from fedstill.common.models.learner import Practice
+from fedstill.common.practice import Practice
 from fedstill.common.wire import Ask, Reply, WireError
 from fedstill.strategies import find_method
 from fedstill.strategies.sinkhorn.method import Sinkhorn, support_points
@@ -126,7 +126,7 @@ def plain(
     two: Federation, weighting: str, distance: Callable[[Tensor, Tensor], Tensor], forgetting: bool
 ) -> tuple[list[float], list[float]]:
     """One round of the paper written out; the mean loss of each epoch, and the mean weight of each teacher."""
-    student, rows, count = two.student, np.arange(40), 40
+    student, rows, count = two.central, np.arange(40), 40
     student.begin_round(1)
     student.fit_labelled(2, Practice())
     learners = [node.learner for node in two.nodes]
@@ -163,7 +163,7 @@ def plain(
 
 
 def find_noise_seed(made: Federation) -> int:
-    return int(made.method._noise()["seed"])  # type: ignore[attr-defined]
+    return int(made.method.probe(made.federation).seed)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_the_method_is_its_algorithm_written_out(
     assert list(told) == ["north", "south", "central"][: len(weights)]
     assert list(told.values()) == pytest.approx(weights, abs=1e-5)
     assert one.events("round_finished")[0]["metrics"]["loss"] == pytest.approx(losses[-1], abs=1e-5)
-    assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=2e-5)
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=2e-5)
     for node, other in zip(one.nodes, two.nodes, strict=True):
         assert torch.equal(flat(node.learner), flat(other.learner))
 
@@ -250,7 +250,7 @@ def test_later_rounds_keep_the_first_teacher_and_resume_with_it(federation: Make
     rest.run(resume=True)
     assert all(np.array_equal(rest.method.state()[name], kept[name]) for name in kept)
     assert all(np.array_equal(whole.method.state()[name], kept[name]) for name in kept)
-    assert torch.allclose(flat(whole.student.learner), flat(rest.student.learner), atol=1e-6)
+    assert torch.allclose(flat(whole.central.learner), flat(rest.central.learner), atol=1e-6)
 
 
 def test_a_site_with_an_impossible_bias_is_left_out(federation: Make, small: Small) -> None:

@@ -58,9 +58,9 @@ def test_feddrs_is_the_plain_mean_corrected_by_every_model(federation: Make, sma
     ]
     one, two = federation(small(*changes)), federation(small(*changes))
     one.run()
-    student, states = two.student.learner, []
+    student, states = two.central.learner, []
     for node in two.nodes:
-        node.learner.load_weights(two.student.weights())
+        node.learner.load_weights(two.central.weights())
         optimizer = torch.optim.AdamW(node.learner.parameters, lr=1e-3, weight_decay=0.0)
         with node.learner.at(1, 0):
             rows = torch.randperm(len(node.private)).numpy()
@@ -72,8 +72,8 @@ def test_feddrs_is_the_plain_mean_corrected_by_every_model(federation: Make, sma
                 F.cross_entropy(node.learner.model(node.private.batch(batch)), node.labels[batch]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         states.append(node.learner.weights())
-    two.student.load_weights(mean_of(states, [0.5, 0.5]))
-    before = two.student.weights()[WORDS]
+    two.central.load_weights(mean_of(states, [0.5, 0.5]))
+    before = two.central.weights()[WORDS]
     f_s = student.model.eval().net
     stage, made = "post" if variant == "post_only" else "round", []
     for node in two.nodes:
@@ -100,9 +100,9 @@ def test_feddrs_is_the_plain_mean_corrected_by_every_model(federation: Make, sma
         ]
         (2 * torch.stack(terms).mean()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    assert np.allclose(one.student.weights()[WORDS], before, atol=2e-6)  # a step would be 1e-3
+    assert np.allclose(one.central.weights()[WORDS], before, atol=2e-6)  # a step would be 1e-3
     # AdamW's first steps are all but signs, and a sign near 0 is anybody's: nearly all weights, and their size
-    off = (flat(one.student.learner) - flat(student)).abs()
+    off = (flat(one.central.learner) - flat(student)).abs()
     assert (off < 2e-5).float().mean() > 0.99
     assert off.max() < 5e-3
 
@@ -125,7 +125,7 @@ def test_t5s_word_embeddings_are_averaged_once_and_then_stand_still(federation: 
     t5 = ("central.model=tiny-t5", "sites.north.model=tiny-t5", "sites.south.model=tiny-t5", "report.evaluate=end")
     made = federation(small("method.name=feddrs", *QUICK, *t5, *TINY, "rounds=2", "method.local_epochs=1"))
     heard = [overhear(node) for node in made.nodes]
-    before = made.student.weights()
+    before = made.central.weights()
     made.run()
     calls = [[(a, r) for a, r in each if a.verb == "train.balanced"] for each in heard]
     name, rest = "shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"
@@ -138,9 +138,9 @@ def test_t5s_word_embeddings_are_averaged_once_and_then_stand_still(federation: 
         assert not np.array_equal(
             reply.arrays["encoder.final_layer_norm.weight"], before["encoder.final_layer_norm.weight"]
         )
-    assert np.array_equal(made.student.weights()[name], mean)
+    assert np.array_equal(made.central.weights()[name], mean)
     last = np.mean([pair[1][1].arrays[rest] for pair in calls], axis=0, dtype=np.float64)
-    assert not np.allclose(made.student.weights()[rest], last, atol=1e-6)  # this part is distilled
+    assert not np.allclose(made.central.weights()[rest], last, atol=1e-6)  # this part is distilled
 
 
 def test_post_processing_is_over_every_model_that_was_ever_trained(federation: Make, small: Small) -> None:
@@ -154,7 +154,7 @@ def test_post_processing_is_over_every_model_that_was_ever_trained(federation: M
     assert late == [name for name, rounds in took.items() if rounds == [1]]
     assert made.events("round_finished")[1]["metrics"]["models"] == 3
     mean = np.mean([node.learner.weights()[WORDS].astype(np.float64) for node in made.nodes], axis=0)
-    assert np.allclose(made.student.weights()[WORDS], mean, atol=1e-7)
+    assert np.allclose(made.central.weights()[WORDS], mean, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -208,16 +208,16 @@ def test_fedaux_weighs_each_text_by_who_knows_its_like(federation: Make, small: 
         assert np.allclose(reply.arrays["scores"], wanted, atol=1e-3)
         assert reply.arrays["scores"].nbytes == 4 * len(rows)
     for node in two.nodes:
-        node.learner.load_weights(two.student.weights())
+        node.learner.load_weights(two.central.weights())
         privately(node, 1)
         node.learner.model.eval()
     with torch.no_grad():
         said = [node.learner.model(node.public.batch(rows)).double() for node in two.nodes]
     z = sum(s[:, None] * z for s, z in zip(scores, said, strict=True)) / sum(scores)[:, None]  # type: ignore[index]
-    two.student.load_weights(mean_of([node.learner.weights() for node in two.nodes], shares(two)))
+    two.central.load_weights(mean_of([node.learner.weights() for node in two.nodes], shares(two)))
     y = z.softmax(-1).float()
-    train(two.student.learner, (1, 2), two.student.public, rows, kl(y))
-    assert torch.allclose(flat(one.student.learner), flat(two.student.learner), atol=1e-4)
+    train(two.central.learner, (1, 2), two.central.public, rows, kl(y))
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-4)
 
 
 def vectors(texts: list[str]) -> np.ndarray:
@@ -260,9 +260,9 @@ def test_fedkd_mutual_trains_two_models_on_each_other(federation: Make, small: S
     one, two = federation(config), federation(config)
     one.run()
     joint, changes = preset == "authors_code", []
-    start = two.student.weights()
+    start = two.central.weights()
     for node in two.nodes:
-        shared = two.student.learner.model
+        shared = two.central.learner.model
         shared.load_trainable_state(tensors(start))
         texts = shared.encode(node.texts.private.texts)
         both = (node.learner.model, shared)
@@ -292,11 +292,11 @@ def test_fedkd_mutual_trains_two_models_on_each_other(federation: Make, small: S
                 (losses[0] + losses[1]).backward()  # type: ignore[no-untyped-call]
                 for optimizer in optimizers:
                     optimizer.step()
-        after = two.student.weights()
+        after = two.central.weights()
         changes.append({name: after[name] - start[name] for name in start})
     mean = mean_of(changes, [0.5, 0.5])
-    two.student.load_weights({name: start[name] + mean[name] for name in start})
-    for learner, other in [(one.student.learner, two.student.learner)] + [
+    two.central.load_weights({name: start[name] + mean[name] for name in start})
+    for learner, other in [(one.central.learner, two.central.learner)] + [
         (a.learner, b.learner) for a, b in zip(one.nodes, two.nodes, strict=True)
     ]:
         off = (flat(learner) - flat(other)).abs()
@@ -322,9 +322,9 @@ def test_fedkd_mutual_sends_thin_factors_both_ways_and_all_hold_the_same(federat
             kept = {
                 name[len("shared/model/") :]: v for name, v in node.kept.items() if name.startswith("shared/model/")
             }
-            assert all(np.array_equal(value, kept[name]) for name, value in made.student.weights().items())
+            assert all(np.array_equal(value, kept[name]) for name, value in made.central.weights().items())
             assert any(name.startswith("shared/optimizer/") for name in node.kept)
-        like = made.student.weights()
+        like = made.central.weights()
         ends[svd] = recompose(first[1].arrays, like), first[0].settings["share"], second[0].settings["share"]
     whole, packed = ends[False][0], ends[True][0]
     assert size[False][0] == pytest.approx(sum(v.nbytes for v in whole.values()), rel=0.01)  # 4 P of the student
@@ -336,7 +336,7 @@ def test_fedkd_mutual_sends_thin_factors_both_ways_and_all_hold_the_same(federat
         energy = float((value.astype(np.float64) ** 2).sum())
         assert float(((packed[name] - value).astype(np.float64) ** 2).sum()) <= (1 - 0.965) * energy + 1e-9, name
     north = made.nodes[0].learner.model
-    assert not torch.equal(flat(made.nodes[0].learner), flat(made.student.learner))  # the private model stays private
+    assert not torch.equal(flat(made.nodes[0].learner), flat(made.central.learner))  # the private model stays private
     assert north.family == "bert"
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fedstill.client.node import Node
-from fedstill.client.release.limits import LEAVES, Gate, Refused, check_files, kinds_of, leaving
-from fedstill.client.verbs import VERBS
+from fedstill.client.release.limits import Gate, Refused, check_files
 from fedstill.common.config import ConfigError, LimitsConfig, RunConfig, SiteConfig
 from fedstill.common.config.files import load_run
 from fedstill.common.wire import Ask, Reply, size_of
+from fedstill.strategies import VERBS
 
 ROWS = np.arange(4)
 
@@ -32,11 +32,7 @@ def never(ask: Ask) -> Reply:
     raise AssertionError("a refused Ask was worked on")
 
 
-def test_every_verb_has_its_place_in_the_table() -> None:
-    assert set(LEAVES) == set(VERBS)
-
-
-def test_the_table_tells_what_real_answers_hold(small: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_verbs_declare_what_real_answers_hold(small: Callable[..., RunConfig], tmp_path: Path) -> None:
     config = small()
     node = Node(config, config.sites[0], "run", tmp_path)
     noise = {"seed": 1, "count": 2, "length": 4}
@@ -47,22 +43,23 @@ def test_the_table_tells_what_real_answers_hold(small: Callable[..., RunConfig],
         Ask("query.counts"),
         Ask("query.trained"),
         Ask("query.shapes"),
-        Ask("train.local", settings={"epochs": 1, "describe": True}),
-        Ask("train.local", settings={"epochs": 1, "send_weights": True}),
+        Ask("train.local", settings={"epochs": 1}),
         Ask("train.parameters", settings={"epochs": 1}),
         Ask("evaluate.test"),
     ]
+    kinds = {"logits": "predictions", "items": "predictions", "bias": "predictions", "counts": "counts"}
     for ask in asks:
-        held = set(kinds_of(node.answer(ask)))
-        assert held <= set(leaving(ask)), ask.verb
-        assert held == set(leaving(ask)) or ask.settings.get("describe"), ask.verb
+        held = {"counts" if name == "gamma" else kinds.get(name, "weights") for name in node.answer(ask).arrays}
+        assert held == set(VERBS[ask.verb].leaves), ask.verb
 
 
 def test_predictions_only_refuses_weights_before_any_work(tmp_path: Path) -> None:
     strict = gate(tmp_path, never, leave=["predictions"])
-    for ask in (Ask("train.parameters"), Ask("train.local", settings={"send_weights": True}), Ask("query.unheard-of")):
+    for verb in ("train.parameters", "query.trained", "query.counts", "query.features"):
         with pytest.raises(Refused, match=r"site clinic refuses .*limits\.leave has only predictions.*site\.toml"):
-            strict.answer(ask)
+            strict.answer(Ask(verb))
+    with pytest.raises(Refused, match=r"query\.unheard-of: no method that is installed here has this verb"):
+        gate(tmp_path, never).answer(Ask("query.unheard-of"))
     assert gate(tmp_path, numbers, leave=["predictions"]).answer(Ask("query.predictions")).metrics == {"texts": 3}
 
 
@@ -70,7 +67,7 @@ def test_an_answer_that_holds_more_than_its_verb_should_is_kept_back(tmp_path: P
     def sly(ask: Ask) -> Reply:
         return Reply("clinic", {"encoder.weight": np.zeros(3, np.float32)})
 
-    with pytest.raises(Refused, match="the answer holds weights"):
+    with pytest.raises(Refused, match=r"the answer holds .encoder\.weight., and evaluate\.test does not declare it"):
         gate(tmp_path, sly, leave=["predictions"]).answer(Ask("evaluate.test"))
 
 

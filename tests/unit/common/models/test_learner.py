@@ -11,9 +11,10 @@ import torch
 from fedstill.common.config import LearnerConfig, ModelConfig, TrainConfig
 from fedstill.common.data.tasks import TASKS
 from fedstill.common.maths.losses import cross_entropy
-from fedstill.common.models.learner import Learner, Practice
+from fedstill.common.models.learner import Learner
 from fedstill.common.models.loading import load_model
 from fedstill.common.models.tokens import Encoded
+from fedstill.common.practice import Practice
 
 TEXTS = ["a fine film", "dull and long", "I loved it, truly", "no", "a waste of an evening"] * 2
 LABELS = torch.tensor([1, 0, 1, 0, 0] * 2)

@@ -23,7 +23,7 @@ from fedstill.common.randomness import derive
 from fedstill.common.wire import Arrays, Ask, Facts, Reply
 
 
-class MixedNode(Node):
+class OwnTaskNode(Node):
     """Its encoder and, while the server assigns, its decoder and MLM head travel; the rest never leaves the site."""
 
     model: MixedModel
@@ -55,7 +55,7 @@ class MixedNode(Node):
             "texts": len(self.private),
             "public": self.fingerprint,
             "public_texts": 0,
-            "rounds": checkpoint.rounds(self.folder / "checkpoints"),
+            "rounds": checkpoint.rounds(self.checkpoints),
         }
 
     def answer(self, ask: Ask) -> Reply:
@@ -74,6 +74,12 @@ class MixedNode(Node):
         with (self.folder / "scores.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({**self._asked, "kind": self.work.task.kind, **found}) + "\n")
         return {"score": sum(found.values()) / len(found)}
+
+    def own_scores(self) -> dict[str, float]:
+        """The task's metrics at the last test: what only this site may know in a real federation."""
+        path = self.folder / "scores.jsonl"
+        last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1]) if path.exists() else {}
+        return {name: float(value) for name, value in last.items() if name not in ("verb", "round", "kind")}
 
     # --- what the verbs of ATC share ---
 
@@ -100,4 +106,4 @@ class MixedNode(Node):
 
 def make_node(config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> Node:
     """The site as the run's task wants it."""
-    return (MixedNode if config.mixed else Node)(config, site, run, state_root)
+    return (OwnTaskNode if config.mixed else Node)(config, site, run, state_root)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 Phases = dict[str, tuple[int, int]]
 WIDTHS = {"float32": 4, "float16": 2, "int8": 1}  # bytes of a number in a prediction
@@ -54,33 +54,23 @@ def once(extra: str) -> Callable[[Sizes], Phases]:
     return lambda s: {"prediction": (s.prediction, 0), extra: (4 * s.classes, 0)}
 
 
-FORMULAS: dict[str, Callable[[Sizes], Phases]] = {
-    "fedid": batch_by_batch,
-    "fedkd": once("class counts"),
-    "sinkhorn": once("noise probing"),
-    "entropy": once("noise probing"),
-    **dict.fromkeys(("ds-fl", "mhat", "logit-fedavg", "adafd", "fedmd", "cronus"), both_ways),
-    "feded": lambda s: {"local training": (0, s.state), "prediction": (s.prediction, 0)},
-    **dict.fromkeys(("feddf", "fedavg", "fedprox", "fedadam", "fedmedian", "fedtrimmedavg"), weights_both_ways),
-    **dict.fromkeys(("krum", "multikrum", "bulyan"), weights_both_ways),
-}
+def weights_down(s: Sizes) -> Phases:
+    """FedED: the central model down, predictions up."""
+    return {"local training": (0, s.state), "prediction": (s.prediction, 0)}
 
 
-def arithmetic(
-    method: str,
-    settings: Mapping[str, Any],
-    *,
-    public: int,
-    classes: int,
-    batch: int,
-    parameters: int,
-    predictions: str = "float32",
-) -> Phases:
-    """A round of a method with these settings; empty where its paper has no arithmetic, or parts stay private."""
-    if method not in FORMULAS or settings.get("private"):
-        return {}
+class Formula(Protocol):
+    """Bytes of one site and one round, by phase."""
+
+    def __call__(self, s: Sizes, /) -> Phases: ...
+
+
+def sizes_of(
+    settings: Mapping[str, Any], *, public: int, classes: int, batch: int, parameters: int, predictions: str = "float32"
+) -> Sizes:
+    """What the formulas need to know of a method with these settings."""
     used = min(public, settings.get("subset") or public)
-    sizes = Sizes(
+    return Sizes(
         used,
         classes,
         passes=settings.get("distill_epochs", 1),
@@ -89,4 +79,3 @@ def arithmetic(
         width=WIDTHS[predictions],
         exact=settings.get("feedback") == "exact",
     )
-    return FORMULAS[method](sizes)

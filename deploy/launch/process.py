@@ -1,0 +1,50 @@
+"""A federation in this very process: no Flower and no network, the same method, sites and Asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstill.client.node import Node
+from fedstill.client.own_task import make_node
+from fedstill.common.config import ConfigError, RunConfig
+from fedstill.common.wire import Facts
+from fedstill.deploy.launch import Watch
+from fedstill.server.federation import Federation
+from fedstill.server.link import Link, LocalLink
+from fedstill.server.record import Record, recorded
+
+
+@dataclass
+class InProcess:
+    """A federation and its sites, side by side."""
+
+    federation: Federation
+    nodes: list[Node]
+
+    def link(self) -> Link:
+        """Calls instead of messages; every site is admitted as over a network."""
+        return LocalLink(self.nodes, self.federation.admission())
+
+    def run(self, resume: bool = False) -> Facts:
+        """All rounds; the run's summary."""
+        self.federation.announce()
+        return self.federation.run(self.link(), resume)
+
+
+def assemble(config: RunConfig, record: Record | Path, sites: Path | None = None, run: str | None = None) -> InProcess:
+    """Put a run together in a folder; its sites keep their states under `sites`, by default inside it."""
+    if not config.sites:
+        raise ConfigError("sites: the run names no sites; write a [[sites]] table with a name and a model for each")
+    federation = Federation(config, record)
+    folder = federation.record.folder
+    states = folder / "sites" if sites is None else sites
+    return InProcess(
+        federation, [make_node(config, site, run or folder.name, states / site.name) for site in config.sites]
+    )
+
+
+def run_in_process(config: RunConfig, folder: Path, resume: bool = False, watch: Watch = lambda event: None) -> Facts:
+    """Server and sites in this process, recorded as any run; the run's summary."""
+    with recorded(config, folder, resume, watch) as record:
+        return assemble(config, record).run(resume)

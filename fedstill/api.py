@@ -1,0 +1,154 @@
+"""fedstill from Python: run a federation, look at what came of it, use the central model."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from fedstill.common.config import RunConfig
+from fedstill.common.config.files import load_run
+
+Where = Literal["process", "local", "simulation"]
+
+
+def run(
+    config: str | Path | RunConfig,
+    on: Where = "process",
+    set: Mapping[str, Any] | None = None,
+    runs: str | Path = "runs",
+    resume: Result | str | Path | None = None,
+) -> Result:
+    """Run a federation and wait for it.
+
+    `config` is a TOML file, TOML text or a RunConfig; `on` is "process" (no Flower, this process), "local" (real
+    SuperLink and SuperNodes) or "simulation" (Flower's). `set` changes values by dotted keys. `resume` takes up an
+    earlier run's folder where it stopped.
+    """
+    from fedstill.deploy.launch import start
+
+    if resume is not None:
+        folder = Path(resume.folder if isinstance(resume, Result) else resume)
+        settings = load_run(folder / "config.toml")
+    else:
+        settings = _settings(config, set or {})
+        folder = new_folder(Path(runs), settings.name)
+    start(settings, folder.resolve(), on, resume=resume is not None)
+    return Result(folder.resolve())
+
+
+def _settings(config: str | Path | RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    overrides = [f"{key}={_toml(value)}" for key, value in changes.items()]
+    if isinstance(config, RunConfig):
+        return load_run(config.to_json(), overrides)
+    text = isinstance(config, str) and ("\n" in config or config.lstrip().startswith("{"))
+    return load_run(config if text else Path(config), overrides)
+
+
+def _toml(value: Any) -> str:
+    """A value as it would stand in TOML."""
+    import tomli_w
+
+    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+
+
+def new_folder(runs: Path, name: str) -> Path:
+    """A folder that no run has yet: NAME-DATE, with a number behind it where two begin in one second."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder, extra = runs / f"{name}-{stamp}", 1
+    while folder.exists():
+        extra += 1
+        folder = runs / f"{name}-{stamp}-{extra}"
+    return folder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run, read from its folder."""
+
+    folder: Path
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        return dict(json.loads((self.folder / "summary.json").read_text(encoding="utf-8")))
+
+    @property
+    def central(self) -> dict[str, float]:
+        """The central model's scores at the end."""
+        return dict(self.summary["central"])
+
+    @property
+    def sites(self) -> dict[str, dict[str, Any]]:
+        """Every site: its family, texts, scores `alone` and `after`, bytes."""
+        return dict(self.summary["sites"])
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The scores of everybody after each round that was tested: a row of metrics.csv each."""
+        with (self.folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+            rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+        return [
+            {
+                key: value if key == "node" else int(value) if key == "round" else float(value)
+                for key, value in row.items()
+            }
+            for row in rows
+        ]
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The configuration as resolved."""
+        return load_run(self.folder / "config.toml")
+
+    def model(self) -> Classifier:
+        """The central model, ready to classify texts."""
+        return Classifier(self.folder / "central", self.config)
+
+
+class Classifier:
+    """A run's central model: `classifier(["a fine film"])` gives a label and its probability for each text."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        from fedstill.common.config import ModelConfig
+        from fedstill.common.data.tasks import TASKS, Task
+        from fedstill.common.models.loading import load_model
+
+        named = json.loads((folder / "config.json").read_text(encoding="utf-8"))["id2label"]
+        self.labels = tuple(named[number] for number in sorted(named, key=int))
+        known = TASKS.get(config.task.name)
+        words = tuple(config.task.label_words or (known.label_words if known else ()))
+        task = Task(config.task.name, self.labels, label_words=words)
+        train, central = config.train, config.central
+        settings = ModelConfig(name=str(folder), max_length=central.max_length or train.max_length, keep=train.keep)
+        self.model = load_model(settings, task, seed=0)
+
+    def __call__(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, Any]]:
+        """A label and its probability for each text, or pair of texts."""
+        probabilities = self.probabilities(texts)
+        best = probabilities.argmax(axis=-1)
+        return [
+            {"label": self.labels[place], "probability": float(row[place])}
+            for row, place in zip(probabilities, best, strict=True)
+        ]
+
+    def probabilities(self, texts: Sequence[str | tuple[str, str]]) -> Any:
+        """An array, texts x labels."""
+        import numpy as np
+        import torch
+
+        from fedstill.common.maths.ensemble import softmax
+
+        self.model.eval()
+        encoded = self.model.encode(list(texts))
+        with torch.inference_mode():
+            parts = [
+                self.model(encoded.batch(np.arange(start, min(start + 64, len(texts))))).cpu().numpy()
+                for start in range(0, len(texts), 64)
+            ]
+        return softmax(np.concatenate(parts)) if parts else np.empty((0, len(self.labels)), np.float32)

@@ -1,0 +1,273 @@
+"""Federation: one run. Drives the method's rounds over a link: sampling, quorum, deadlines, tests, events."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedstill.common.config import RunConfig
+from fedstill.common.practice import Practice
+from fedstill.common.randomness import derive
+from fedstill.common.wire import Ask, Facts, Failure, Reply
+from fedstill.common.wire.checks import check_metrics, check_reply
+from fedstill.common.wire.compression import pack, unpack
+from fedstill.common.wire.flower_records import to_records
+from fedstill.server import recovery
+from fedstill.server.admission import Admission
+from fedstill.server.central import make_central
+from fedstill.server.costs import Costs, by_formula
+from fedstill.server.link import Link, open_link
+from fedstill.server.record import Record
+from fedstill.server.results import Results, scores_in
+from fedstill.strategies import Method, find_verb, make_method
+from fedstill.strategies.base import QuorumLost, Round
+from fedstill.strategies.generic import Train, evaluate, evaluate_alone
+from fedstill.strategies.verbs import Nothing
+
+
+class Federation:
+    """One run, put together: its method, its central model, its record, and the sites behind a link."""
+
+    def __init__(self, config: RunConfig, record: Record | Path | str, method: Method | None = None) -> None:
+        self.config = config
+        self.record = record if isinstance(record, Record) else Record(Path(record), config)
+        self.method = make_method(config.method) if method is None else method
+        self.central = make_central(config)
+        self.central.check_method(self.method)
+        self.results, self.costs = Results(), Costs()
+        self.number = 0  # of the round
+        self.participants: tuple[str, ...] = ()
+        self.late: dict[str, str] = {}  # sites that were late or lost in this round, and why
+        self.away: dict[str, str] = {}  # those that have not been heard of since
+        self._step, self._phase = 0, "start"
+        self._link: Link | None = None
+        self.method.prepare(self)
+
+    # --- what a method uses ---
+
+    @property
+    def link(self) -> Link:
+        """How the sites are reached."""
+        assert self._link is not None, "the federation has not been started"
+        return self._link
+
+    @property
+    def sites(self) -> dict[str, Facts]:
+        """Every site with what it said of itself when it joined, in the run's order."""
+        return self.link.sites
+
+    @property
+    def public_rows(self) -> np.ndarray:
+        """All rows of the public set, in their agreed order."""
+        return np.arange(len(self.central.public))
+
+    def event(self, kind: str, **facts: object) -> None:
+        """Write an event of this round down."""
+        self.record.event(kind, round=self.number, **facts)
+
+    def progress(self, phase: str, done: int, total: int, **facts: object) -> None:
+        """Say how far a phase of this round is."""
+        self.record.progress(phase, done, total, round=self.number, **facts)
+
+    # --- the run ---
+
+    def admission(self) -> Admission:
+        """What a site must have in common with the others to be let in."""
+        return Admission(self.config, self.central)
+
+    def over(self, grid: Grid, method: Method | None = None, resume: bool = False) -> Result:
+        """Open the configured link over Flower's grid, run every round, and tell the sites how it ended."""
+        began = time.perf_counter()
+        if method is not None and method is not self.method:
+            self.method = method
+            self.central.check_method(method)
+            method.prepare(self)
+        self.announce()
+        link = open_link(grid, self.config, self.record, self.admission())
+        try:
+            self.run(link, resume, began)
+        except BaseException as error:
+            link.close({"status": "failed", "reason": f"{type(error).__name__}: {error}"})
+            raise
+        link.close({"status": "finished"})
+        result = Result()
+        weights = to_records(self.central.learner.weights(copy=False), {}).array_records["arrays"]
+        result.arrays = ArrayRecord(dict(weights))
+        for number, scores in self.results.central_by_round().items():
+            result.evaluate_metrics_serverapp[number] = MetricRecord(scores)
+        return result
+
+    def announce(self) -> None:
+        """Say which method will run, with which parameters."""
+        method = self.method
+        self.record.event("method", name=method.name, paper=method.paper, parameters=method.p.model_dump())
+
+    def run(self, link: Link, resume: bool = False, began: float | None = None) -> Facts:
+        """All rounds over a link that the sites have joined; returns the summary."""
+        began = time.perf_counter() if began is None else began
+        self._link = link
+        self._drive(self.method.check_sites(self))
+        self.costs.setup += time.perf_counter() - began
+        self.record.event("joined", sites=link.sites)
+        done = recovery.resume(self) if resume else None
+        if done is None:
+            self._yardsticks()
+            self._evaluate(0)
+            recovery.save_round(self, 0)
+        for number in range((done or 0) + 1, self.config.rounds + 1):
+            self._begin(number)
+            self.event("round_started", rounds=self.config.rounds, sites=list(self.participants))
+            metrics = self._drive(self.method.round(self))
+            self._evaluate(number)
+            self.event("round_finished", rounds=self.config.rounds, metrics=metrics,
+                       central=self.results.central(), sites=self.results.sites())  # fmt: skip
+            if self.results.privacy:
+                self.event("privacy", sites=self.results.privacy)
+            self._account(began)
+            began = time.perf_counter()
+            recovery.save_round(self, number)
+        self._account(began)
+        return self._finish()
+
+    def _begin(self, number: int) -> None:
+        self.number, self._step = number, 0
+        self.late.clear()
+        recovery.let_in(self)
+        self.central.begin_round(number)
+        names = list(self.sites)
+        count = max(1, round(self.method.p.participation * len(names))) if number else len(names)
+        rng = np.random.default_rng(derive(self.config.seed, "participants", number))
+        chosen = set(rng.permutation(len(names))[:count].tolist())
+        self.participants = tuple(name for place, name in enumerate(names) if place in chosen)
+
+    def _drive(self, steps: Round) -> Facts:
+        try:
+            ask = next(steps)
+            while True:
+                replies = self.ask(ask)
+                del ask  # a state that was sent need not live while the next one is made
+                ask = steps.send(replies)
+                del replies
+        except StopIteration as end:
+            return dict(end.value or {})
+
+    # --- one Ask ---
+
+    def ask(self, ask: Ask) -> list[Reply]:
+        """Put an Ask to its sites; the usable Replies in the run's order. Too few of them end the run."""
+        verb = find_verb(ask.verb)
+        names = self.participants if ask.to is None else ask.to
+        self._spend_central()
+        self._phase = verb.phase or self._phase
+        before, began = self.link.traffic(), time.perf_counter()
+        place = {"round": self.number, "step": self._step}
+        self._step += 1
+        coded = replace(ask, arrays=pack(ask.arrays, self.config.exchange.predictions))
+        parts = {name: coded.part_for(name, place) for name in names if name not in self.late}
+        exchange = self.config.exchange
+        deadline = exchange.step_deadline if verb.quick else exchange.train_deadline
+        replies = dict(self._usable(ask, self.link.deliver(parts, deadline)))
+        wall = time.perf_counter() - began
+        self.costs.exchanged(self._phase, wall, replies.values(), before, self.link.traffic())
+        needed = self.quorum(len(names))
+        if not ask.optional and len(replies) < needed:
+            raise QuorumLost(
+                f"round {self.number}, {ask.verb}: {len(replies)} of {len(names)} sites gave a usable answer and "
+                f"{needed} are needed; {self.record.folder / 'events.jsonl'} says why. The run can be resumed"
+            )
+        return [replies[name] for name in names if name in replies]
+
+    def _usable(self, ask: Ask, outcomes: Iterable[Reply | Failure]) -> Iterable[tuple[str, Reply]]:
+        for outcome in outcomes:
+            reason = outcome.reason if isinstance(outcome, Failure) else None
+            if isinstance(outcome, Failure) and outcome.gone:
+                self.late[outcome.node] = self.away[outcome.node] = outcome.reason
+            if isinstance(outcome, Reply):
+                try:
+                    reply = replace(outcome, arrays=unpack(outcome.arrays))
+                    check_metrics(reply, self.sites[reply.node])
+                    check_reply(ask, reply)
+                except (ValueError, OverflowError) as error:
+                    reason = str(error)
+                else:
+                    self._heard(reply)
+                    yield outcome.node, reply
+            if reason is not None:
+                self.event("left_out", site=outcome.node, verb=ask.verb, reason=reason)
+
+    def _heard(self, reply: Reply) -> None:
+        """Say that a site is back, and keep what it says of its privacy budget."""
+        if reply.node in self.away:
+            self.event("readmitted", site=reply.node, missed=self.away.pop(reply.node))
+        if "privacy" in reply.metrics:
+            self.results.privacy[reply.node] = reply.metrics["privacy"]
+
+    def quorum(self, asked: int) -> int:
+        """How many of the sites that are asked must answer."""
+        quorum = self.config.exchange.quorum
+        return min(asked, max(1, math.ceil(quorum * asked) if quorum <= 1 else int(quorum)))
+
+    # --- yardsticks, tests, summary ---
+
+    def _yardsticks(self) -> None:
+        """What each site reaches alone, and what all private texts in one place would have reached."""
+        self._begin(0)
+        report, p = self.config.report, self.method.p
+        epochs = p.local_epochs * self.config.rounds
+        practice = Practice(fresh=True, decay=None if p.schedule == "constant" else (0.0, 1.0))
+        if report.alone:
+            self.record.event("phase", phase="alone", epochs=epochs)
+            for reply in self.ask(evaluate_alone.ask(Train(epochs, practice), optional=True)):
+                self.results.alone[reply.node] = scores_in(reply.metrics)
+            self.record.event("alone", sites=self.results.alone)
+        if report.centralized and len(self.central.texts.private):
+            self._spend_central()
+            self._phase = "centralized"
+            epochs = report.centralized_epochs or epochs
+            self.record.event("phase", phase="centralized", epochs=epochs)
+            began = time.perf_counter()
+            self.results.centralized = self.central.centralized(epochs, practice)
+            self.costs.spend("centralized", central=time.perf_counter() - began)
+            self.record.event("centralized", metrics=self.results.centralized)
+
+    def _evaluate(self, number: int) -> None:
+        if number not in (0, self.config.rounds) and self.config.report.evaluate == "end":
+            return
+        self.number = number
+        self.results.tested(number, "central", self.central.test())
+        for reply in self.ask(evaluate.ask(Nothing(), to=tuple(self.sites), optional=True)):
+            self.results.tested(number, reply.node, reply.metrics)
+        self.record.metrics(self.results.history)
+
+    def _finish(self) -> Facts:
+        method, sites = self.method, self.sites
+        about = {"method": method.name, "preset": self.config.method.preset, "parameters": method.p.model_dump()}
+        formulas: Mapping[str, Any] = {
+            name: by_formula(method, self.config, self.central, facts, self.costs.phases)
+            for name, facts in sites.items()
+        }
+        summary = self.results.summary(about, self.config, self.central, self.costs, sites, formulas)
+        self.record.save_central(self.central.learner.model, self.central.card(summary))
+        self.record.summary(summary)
+        self.record.event("run_finished", central=summary["central"], seconds=summary["seconds"])
+        return summary
+
+    def _spend_central(self) -> None:
+        """What the central model computed since the last Ask belongs to that Ask's phase."""
+        learner = self.central.learner
+        spent, learner.compute_seconds = learner.compute_seconds, 0.0
+        if spent:
+            self.costs.spend(self._phase, central=spent)
+
+    def _account(self, began: float) -> None:
+        self._spend_central()
+        self.costs.total += time.perf_counter() - began

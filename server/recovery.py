@@ -1,0 +1,66 @@
+"""What survives a crash: checkpoints of server and sites, a run taken up again, and sites that come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedstill.common import checkpoint
+from fedstill.strategies.generic import Keep, restore, save
+
+if TYPE_CHECKING:
+    from fedstill.server.federation import Federation
+
+
+def save_round(fed: Federation, number: int) -> None:
+    """Sites first, so that whatever the server holds, they hold too; whoever was late may be there by now."""
+    fed.late.clear()
+    fed.ask(save.ask(Keep(number), to=tuple(fed.sites)))
+    arrays = {"central": fed.central.learner.state(copy=False), "method": fed.method.state()}
+    fed.record.save_round(number, arrays, {"round": number, **fed.results.facts(), "spending": fed.costs.facts()})
+
+
+def resume(fed: Federation) -> int | None:
+    """The last round that is done and that a quorum of the sites holds; None where the run begins anew.
+
+    Where so many sites lost their checkpoints that there is none, the server's last one will do: what is done is not
+    done again because a site was away.
+    """
+    held = {name: set(facts.get("rounds", [])) for name, facts in fed.sites.items()}
+    needed = fed.quorum(len(held))
+    everywhere = set().union(*held.values())
+    enough = {number for number in everywhere if sum(number in rounds for rounds in held.values()) >= needed}
+    newest = checkpoint.newest(fed.record.checkpoints, enough) or checkpoint.newest(fed.record.checkpoints)
+    if newest is None:
+        fed.record.event("resumed", round=None, reason="there is no checkpoint that can be read")
+        return None
+    number, arrays, facts, problems = newest
+    for problem in problems:
+        fed.record.event("damaged", problem=problem)
+    fed.central.learner.load_state(arrays["central"])
+    fed.method.load_state(arrays.get("method", {}))
+    fed.results.load(facts)
+    fed.costs.load(facts["spending"])
+    holders = tuple(name for name in held if number in held[name])
+    if holders:
+        fed.ask(restore.ask(Keep(number), to=holders))
+    for name in held:
+        if name not in holders:
+            take_up_alone(fed, name, [other for other in held[name] if other < number], number)
+    fed.record.event("resumed", round=number)
+    return number
+
+
+def let_in(fed: Federation) -> None:
+    """Sites whose process began anew take up their own last checkpoint; without one they start with a new model."""
+    for name, facts in fed.link.returned().items():
+        fed.away.setdefault(name, "it began anew")
+        take_up_alone(fed, name, [number for number in facts.get("rounds", []) if number < fed.number], fed.number)
+
+
+def take_up_alone(fed: Federation, name: str, held: list[int], number: int) -> None:
+    """A site that missed rounds goes on with what it last had; one that has nothing starts with a new model."""
+    fed.method.site_began_anew(name)
+    if held:
+        fed.ask(restore.ask(Keep(max(held)), to=(name,), optional=True))
+    else:
+        fed.record.event("site_reset", site=name, round=number, reason="it holds no checkpoint")

@@ -1,0 +1,120 @@
+"""What a site can be asked. A verb is declared once, where the function is that runs at the site.
+
+    @site_verb("train.feedback", leaves="predictions", phase="interactive", quick=True)
+    def learn(site: Node, lesson: Lesson) -> Learned: ...
+
+Limits, costs, deadlines, the check of its Reply and the docs follow from that line and from the two message types. The
+server's half asks with `replies = yield learn.ask(Lesson(...), to=sites)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedstill.common.config import Leaving
+from fedstill.common.wire import Ask, Facts, Reply, WireError
+from fedstill.common.wire.checks import all_of
+from fedstill.common.wire.typed import Message, check_parts, fields_of, to_wire
+
+if TYPE_CHECKING:
+    from fedstill.client.node import Node
+    from fedstill.common.states import State
+
+NOTHING: tuple[Leaving, ...] = ()
+EVERY_REPLY = ("seconds", "privacy")  # what a site adds to the metrics of any answer
+KINDS = ("train", "query", "evaluate")  # Flower's kinds of messages: a verb is a Flower message type as well
+PLACE = ("round", "step")  # where in the run an Ask is: in the settings of each
+
+VERBS: dict[str, Verb] = {}
+
+
+@dataclass(frozen=True)
+class Nothing(Message):
+    """No content."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One thing a site can be asked, with everything that anybody must know of it."""
+
+    name: str
+    leaves: tuple[Leaving, ...]  # what the answer holds beside a few numbers
+    phase: str | None  # of a run, to which its seconds and bytes count; None: the phase that it interrupts
+    quick: bool  # answered within exchange.step_deadline instead of train_deadline
+    message: type[Message]
+    answer: type[Message]
+    work: Callable[[Node, Any], Message]
+
+    @property
+    def about(self) -> str:
+        """What it does, for the docs."""
+        return (self.work.__doc__ or "").strip()
+
+    def ask(
+        self,
+        message: Message | None = None,
+        *,
+        to: tuple[str, ...] | None = None,
+        each: Mapping[str, Mapping[str, Any]] | None = None,
+        check: Callable[[Reply], None] | None = None,
+        optional: bool = False,
+    ) -> Ask:
+        """The Ask that the server's half yields; `each` has the fields that differ from site to site."""
+        arrays, settings = ({}, {}) if message is None else message.to_wire()
+        parts: dict[str, Facts] = {}
+        for site, values in (each or {}).items():
+            own, facts = to_wire(self.message, values)
+            parts[site] = {**own, **facts}
+        checks = (self.check,) if check is None else (self.check, check)
+        return Ask(self.name, arrays, settings, parts, to, all_of(*checks), optional)
+
+    def check(self, reply: Reply) -> None:
+        """Refuse a Reply that does not have the parts of this verb's answer."""
+        facts = {key: value for key, value in reply.metrics.items() if key not in EVERY_REPLY}
+        check_parts(self.answer, reply.arrays, facts)
+
+    def answered(self, site: Node, ask: Ask) -> tuple[State, Facts]:
+        """The site's side: read the message, work, and give the answer's arrays and metrics."""
+        settings = {key: value for key, value in ask.settings.items() if key not in PLACE}
+        return self.work(site, self.message.from_wire(ask.arrays, settings)).to_wire()
+
+
+def site_verb(
+    name: str, *, leaves: Leaving | tuple[Leaving, ...], phase: str | None, quick: bool = False
+) -> Callable[[Callable[[Node, Any], Message]], Verb]:
+    """Declare a function as the answer to an Ask; it takes the site and a message, and returns a message."""
+
+    def declare(work: Callable[[Node, Any], Message]) -> Verb:
+        if name in VERBS:
+            raise ValueError(f"two verbs are called {name!r}")
+        if name.partition(".")[0] not in KINDS or not name.partition(".")[2]:
+            raise ValueError(f"a verb is called KIND.ACTION with a kind of {', '.join(KINDS)}, not {name!r}")
+        kinds = (leaves,) if isinstance(leaves, str) else leaves
+        message, answer = _message_types(name, work)
+        VERBS[name] = Verb(name, kinds, phase, quick, message, answer, work)
+        return VERBS[name]
+
+    return declare
+
+
+def find_verb(name: str) -> Verb:
+    """A verb by its name, or a WireError that lists the known ones."""
+    if name not in VERBS:
+        raise WireError(f"this site knows no verb {name[:200]!r}; known: {', '.join(sorted(VERBS))}")
+    return VERBS[name]
+
+
+def _message_types(name: str, work: Callable[..., Any]) -> tuple[type[Message], type[Message]]:
+    """The types of the second parameter and of what comes back; both must be there and be messages."""
+    hints = {key: value for key, value in work.__annotations__.items() if key not in ("site", "node")}
+    kinds = [
+        eval(value, work.__globals__) if isinstance(value, str) else value  # the module's own annotations
+        for value in hints.values()
+    ]
+    if len(kinds) != 2 or not all(isinstance(kind, type) and issubclass(kind, Message) for kind in kinds):
+        raise TypeError(f"verb {name}: write its function as (site: Node, message: SomeMessage) -> SomeMessage")
+    for kind in kinds:
+        fields_of(kind)  # a field whose type cannot be read fails here, not in a run
+    return kinds[0], kinds[1]
