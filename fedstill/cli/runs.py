@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from fedstill.cli.folders import all_runs, find_run, new_folder, point_latest, row_of, summary_of
-from fedstill.cli.tables import Json, Runs, console, print_table
+from fedstill.cli.tables import Json, Only, Row, Runs, console, print_table, read_run
 from fedstill.screen import Screen, results
 
 LEAST = 10_000_000  # bytes of free space without which no run goes on
@@ -29,7 +29,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run(
-    config: Annotated[str, typer.Argument(help="The run's configuration, a TOML file.", metavar="CONFIG.toml")],
+    config: Annotated[
+        str,
+        typer.Argument(help="The run's configuration, a TOML file; or a table's, with --row.", metavar="CONFIG.toml"),
+    ],
+    row: Row = None,
+    only: Only = None,
     on: Annotated[
         str,
         typer.Option(
@@ -49,9 +54,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a federation and show its results."""
-    from fedstill.common.config.files import load_run
-
-    settings = load_run(Path(config), change or [])
+    settings = read_run(config, row, only, change)
     folder = new_folder(runs, settings.name)
     _launch(settings, folder, on, resume=False, tls=tls)
 
