@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import tomllib
@@ -30,10 +31,21 @@ def load_run(source: str | Path, overrides: Iterable[str] = (), root: Path | Non
 
     A file may hold `extends = "other.toml"`, a path from its own folder: it then says only what differs from that one.
     """
-    values, name = read_run_values(source, root)
+    values, name = read_merged_values(source, root)
+    if isinstance(values.get("rows"), dict):
+        raise ConfigError(
+            f"{name}: is a table of runs, not one run; name a row with --row (rows: {', '.join(values['rows'])}), "
+            "or run all of it: fedstill compare"
+        )
+    return resolve_run(values, name, overrides)
+
+
+def resolve_run(values: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """A run from its raw tables: sites counted out, `key=value` overrides applied, every key checked."""
+    resolved = _with_counted_sites(copy.deepcopy(dict(values)), source)
     for override in overrides:
-        _override(values, override)
-    return check(RunConfig, values, name)
+        _override(resolved, override)
+    return check(RunConfig, _with_counted_sites(resolved, source), source)  # an override may have brought a count
 
 
 def load_site(path: Path) -> SiteFile:
@@ -79,7 +91,7 @@ def read_values(source: str | Path, root: Path | None = None) -> tuple[dict[str,
     return dict(values), name
 
 
-def read_run_values(source: str | Path, root: Path | None = None) -> tuple[dict[str, Any], str]:
+def read_merged_values(source: str | Path, root: Path | None = None) -> tuple[dict[str, Any], str]:
     """As `read_values`, with everything that a file extends merged into it."""
     values, name = read_values(source, root)
     below: list[Path] = []
@@ -95,18 +107,53 @@ def read_run_values(source: str | Path, root: Path | None = None) -> tuple[dict[
             raise ConfigError(f"{name}:\n  extends: the files extend each other in a circle ({chain}); take one out")
         if not path.is_file():
             raise ConfigError(f"{below[-1]}:\n  extends: there is no file {path}; paths begin at the file's own folder")
-        values = _merged(read_values(path)[0], values)
+        values = merged(read_values(path)[0], values)
     return values, name
 
 
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Tables merged key by key; anything else, lists too, is as the upper one has it."""
-    found = dict(under)
+    result = dict(under)
     for key, value in over.items():
-        beneath = found.get(key)
+        beneath = result.get(key)
         both = isinstance(beneath, dict) and isinstance(value, dict)
-        found[key] = _merged(beneath, value) if both else value  # type: ignore[arg-type]
-    return found
+        result[key] = merged(beneath, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def _with_counted_sites(values: dict[str, Any], source: str) -> dict[str, Any]:
+    """Sites with `count = 10` as ten sites that differ in their names alone: NAME-1 to NAME-10."""
+    sites = values.get("sites")
+    if not isinstance(sites, list):  # the check of the whole says what is wrong with it
+        return values
+    every: list[Any] = []
+    for number, site in enumerate(sites):
+        if isinstance(site, dict) and "count" in site:
+            every += _counted(site, f"{source}:\n  sites.{number}")
+        else:
+            every.append(site)
+    names = [site.get("name") for site in every if isinstance(site, dict)]
+    for site in sites:
+        if isinstance(site, dict) and "count" in site:
+            name, count = site["name"], site["count"]
+            twice = [made for made in (f"{name}-{n}" for n in range(1, count + 1)) if names.count(made) > 1]
+            if twice:
+                raise ConfigError(
+                    f"{source}:\n  sites: count = {count} makes {name}-1 to {name}-{count} of the site {name!r}, "
+                    f"and there is another {twice[0]!r}; give one of them another name"
+                )
+    return {**values, "sites": every}
+
+
+def _counted(site: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """The sites that one with a count stands for."""
+    count, name = site["count"], site.get("name")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"{where}.count: write how many equal sites there are, from 1 on: count = 10 (got {count!r})")
+    if not isinstance(name, str):
+        raise ConfigError(f'{where}.name: a site with a count needs one; name = "client" makes client-1, client-2 ...')
+    shared = {key: value for key, value in site.items() if key != "count"}
+    return [{**copy.deepcopy(shared), "name": f"{name}-{number}"} for number in range(1, count + 1)]
 
 
 def _override(values: dict[str, Any], text: str) -> None:

@@ -1,6 +1,6 @@
 """ATC's course in small: every method on sites with different tasks; a table, and pictures of who learns with whom.
 
-    python experiments/bench/atc.py                       all rows of experiments/atc/small, seeds 1 to 3
+    python experiments/bench/atc.py                       all rows of experiments/atc/small/course.toml, seeds 1 to 3
     python experiments/bench/atc.py --methods atc fedavg --seeds 1
     python experiments/bench/atc.py --quick               a few steps of everything, to see that it works
     python experiments/bench/atc.py --data-only           only the files that the table's rows need
@@ -28,7 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-COURSE = ROOT / "experiments/atc/small"
+COURSE = ROOT / "experiments/atc/small/course.toml"
 SITES = ("imdb-1", "agnews-1", "agnews-2", "squad-1", "xquad-1", "cnndm-1", "questions-1", "questions-2")
 DATASETS = ("imdb", "agnews", "squad", "xquad", "cnndm", "questions")
 TRAIN, TEST = 800, 50  # texts of a site and of a data set
@@ -107,9 +107,9 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def rows() -> list[str]:
     """The rows of the table, in its order."""
-    import tomllib
+    from fedstill.experiments.compare.table_file import read_file
 
-    return list(tomllib.loads((COURSE / "table.toml").read_text(encoding="utf-8"))["order"])
+    return list(read_file(COURSE).contents.rows)
 
 
 # --- one run -------------------------------------------------------------------------------------------------------
@@ -118,9 +118,9 @@ def rows() -> list[str]:
 def settings(row: str, seed: int, args: argparse.Namespace) -> Any:
     """The run of a row, with the model and the folder that were asked for."""
     from fedstill.common.config import RunConfig
-    from fedstill.common.config.files import read_run_values
+    from fedstill.experiments.compare.table_file import load_row
 
-    values, _ = read_run_values(COURSE / f"{row}.toml")
+    values = load_row(COURSE, row).model_dump(mode="json", exclude_unset=True)
     if args.quick:
         values["train"]["epoch_steps"] = 2
         assign = values["method"].get("assign_rounds", 0)

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # the tests' line and streams serve here as well
 
-from fedstill.common.config import load_run  # noqa: E402
+from fedstill.common.config.files import load_run  # noqa: E402
 from tests.conftest import SMALL  # noqa: E402
 from tests.federation.cable import Cable  # noqa: E402
 from tests.federation.conftest import Federation, streams  # noqa: E402

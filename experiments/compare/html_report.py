@@ -106,12 +106,12 @@ def _table(results: Results) -> str:
     top = "".join(f"<th{kind}>{escape(title)}</th>" for kind, title in zip(kinds, titles, strict=True))
     body = []
     for row, result in results.rows.items():
-        shown = [_bold(text) for text in cells.line(results, row, mark="\0")]
+        texts = [_bold(text) for text in cells.line(results, row, mark="\0")]
         tags = [word for word, names in (("baseline", results.table.settings.baselines),
                                          ("bound", results.table.settings.bounds)) if row in names]  # fmt: skip
-        shown[0] += "".join(f'<span class="tag">{tag}</span>' for tag in tags)
+        texts[0] += "".join(f'<span class="tag">{tag}</span>' for tag in tags)
         marked = ' class="partial"' if result.missing else ""
-        columns = "".join(f"<td{kind}>{text}</td>" for kind, text in zip(kinds, shown, strict=True))
+        columns = "".join(f"<td{kind}>{text}</td>" for kind, text in zip(kinds, texts, strict=True))
         body.append(f"<tr{marked}>{columns}</tr>")
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
@@ -139,10 +139,10 @@ def _figure(picture: Picture) -> str:
 
 def _settings(results: Results, row: str) -> str:
     config = results.table.rows[row]
-    told = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude={"seed"})
+    values = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude={"seed"})
     return (
-        f"<details><summary>{escape(results.table.title(row))} <code>{escape(row)}.toml</code></summary>"
-        f"<pre>{escape(tomli_w.dumps(told))}</pre></details>"
+        f"<details><summary>{escape(results.table.title(row))} <code>{escape(row)}</code></summary>"
+        f"<pre>{escape(tomli_w.dumps(values))}</pre></details>"
     )
 
 
@@ -151,7 +151,7 @@ def _about(results: Results) -> str:
     runs = len(results.rows) * len(results.table.settings.seeds)
     facts = {
         "written": f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z} by fedstill {__version__}",
-        "table": str(results.table.folder),
+        "table": results.table.source(),
         "runs": f"{len(done)} of {runs} finished, {sum(len(seeds) for seeds in results.failed.values())} failed",
         "run on": ", ".join(sorted({str(one.get("on")) for one in done})) or "–",
         "run time": f"{sum(one.get('seconds', 0.0) for one in done) / 60:.1f} minutes, all runs together",

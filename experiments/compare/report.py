@@ -38,9 +38,9 @@ def markdown(results: Results) -> str:
 
 
 def _pipes(rows: list[list[str]]) -> list[str]:
-    clean = [[text.replace("|", "\\|") for text in row] for row in rows]
-    shown = [f"| {' | '.join(row)} |" for row in clean]
-    return [shown[0], "|" + "---|" * len(rows[0]), *shown[1:]]
+    escaped = [[text.replace("|", "\\|") for text in row] for row in rows]
+    head, *body = (f"| {' | '.join(row)} |" for row in escaped)
+    return [head, "|" + "---|" * len(rows[0]), *body]
 
 
 def as_csv(results: Results) -> str:
@@ -54,20 +54,20 @@ def as_csv(results: Results) -> str:
     )  # fmt: skip
     for row, result in results.rows.items():
         for column in results.table.columns:
-            about, against = results.spread(row, column), results.difference(row, column)
+            spread, difference = results.spread(row, column), results.difference(row, column)
             values = results.values(row, column) or {}
             writer.writerow(
                 [
                     row,
                     column.key,
-                    *((about.mean, about.deviation) if about else ("", "")),
+                    *((spread.mean, spread.deviation) if spread else ("", "")),
                     len(result.summaries),
                     len(seeds),
                     "yes" if row in results.best(column) else "",
                     results.table.paper(row, column),
                     *(
-                        (results.best_baseline(column), against.mean, against.deviation, against.p)
-                        if against
+                        (results.best_baseline(column), difference.mean, difference.deviation, difference.p)
+                        if difference
                         else [""] * 4
                     ),
                     *(values.get(seed) for seed in seeds),

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from fedstill.common.config import ConfigError
+from fedstill.experiments.compare.columns import Column
 from fedstill.experiments.compare.runner import Run, read_json, run_folder, state_of
 from fedstill.experiments.compare.significance import Agreement, Difference, Spread, agreement, paired, spread
-from fedstill.experiments.compare.tables import Column, Table
+from fedstill.experiments.compare.tables import Table
 from fedstill.experiments.compare.worker import DONE, FAILED, OWN_SCORES, SUMMARY
 
 UNTRAINED = {"isolated": "central", "centralized": "sites"}  # whom a method never trains: no score of theirs counts
@@ -45,10 +46,10 @@ class RowResult:
         by_reason: dict[str, list[str]] = {}
         for seed, reason in self.missing.items():
             by_reason.setdefault(reason, []).append(str(seed))
-        said = "; ".join(
+        reasons = "; ".join(
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)} {reason}" for reason, seeds in by_reason.items()
         )
-        return f"{len(self.summaries)} of {len(self.summaries) + len(self.missing)} seeds, {said}"
+        return f"{len(self.summaries)} of {len(self.summaries) + len(self.missing)} seeds, {reasons}"
 
 
 class Results:
@@ -85,20 +86,17 @@ class Results:
     @property
     def failed(self) -> dict[str, dict[int, str]]:
         """Why seeds failed, by row."""
-        found = {
-            row: {s: r for s, r in result.missing.items() if r.startswith("failed")}
+        failed = {
+            row: {seed: reason for seed, reason in result.missing.items() if reason.startswith("failed")}
             for row, result in self.rows.items()
         }
-        return {row: seeds for row, seeds in found.items() if seeds}
+        return {row: reasons for row, reasons in failed.items() if reasons}
 
     def values(self, row: str, column: Column) -> dict[int, float] | None:
         """The column's value for each finished seed; None where the method has none."""
-        found = {seed: value_of(column, summary) for seed, summary in self.rows[row].summaries.items()}
-        return (
-            None
-            if any(value is None for value in found.values())
-            else {s: v for s, v in found.items() if v is not None}
-        )
+        values = {seed: value_of(column, summary) for seed, summary in self.rows[row].summaries.items()}
+        measured = {seed: value for seed, value in values.items() if value is not None}
+        return measured if len(measured) == len(values) else None
 
     def spread(self, row: str, column: Column) -> Spread | None:
         """Mean and deviation over all seeds; None if one is missing."""
@@ -111,22 +109,22 @@ class Results:
         return [row for row in self.rows if row not in self.table.settings.bounds]
 
     def _best(self, column: Column, rows: list[str]) -> list[str]:
-        found = {row: about.mean for row in rows if (about := self.spread(row, column)) is not None}
-        if not found or not column.is_score:
+        means = {row: spread.mean for row in rows if (spread := self.spread(row, column)) is not None}
+        if not means or not column.is_score:
             return []
-        top = (min if column.lower_is_better else max)(found.values())
-        return [row for row in found if abs(found[row] - top) < 1e-9]
+        top = (min if column.lower_is_better else max)(means.values())
+        return [row for row, mean in means.items() if abs(mean - top) < 1e-9]
 
     def best(self, column: Column) -> list[str]:
         """The competitor with the best mean, or those that share it; nobody where all do."""
-        found = self._best(column, self.competitors)
+        best = self._best(column, self.competitors)
         measured = [row for row in self.competitors if self.spread(row, column) is not None]
-        return [] if len(found) == len(measured) > 1 else found
+        return [] if len(best) == len(measured) > 1 else best
 
     def best_baseline(self, column: Column) -> str | None:
         """The (first) baseline with the best mean."""
-        found = self._best(column, [row for row in self.competitors if row in self.table.settings.baselines])
-        return found[0] if found else None
+        best = self._best(column, [row for row in self.competitors if row in self.table.settings.baselines])
+        return best[0] if best else None
 
     def difference(self, row: str, column: Column) -> Difference | None:
         """From the best baseline, seed by seed."""
@@ -141,8 +139,8 @@ class Results:
     def agreement(self, column: Column) -> Agreement | None:
         """Whether the competitors' order is the paper's; None where fewer than two rows can be compared."""
         sign = -1 if column.lower_is_better else 1
-        ours = {row: sign * about.mean for row in self.competitors if (about := self.spread(row, column)) is not None}
-        theirs = {row: sign * said for row in ours if (said := self.table.paper(row, column)) is not None}
+        ours = {row: sign * spread.mean for row in self.competitors if (spread := self.spread(row, column)) is not None}
+        theirs = {row: sign * number for row in ours if (number := self.table.paper(row, column)) is not None}
         return agreement(ours, theirs) if len(theirs) > 1 else None
 
     def facts(self) -> dict[str, Any]:
@@ -151,13 +149,13 @@ class Results:
         for row, result in self.rows.items():
             columns = {}
             for column in self.table.columns:
-                about, against = self.spread(row, column), self.difference(row, column)
+                spread, difference = self.spread(row, column), self.difference(row, column)
                 columns[column.key] = {
                     "seeds": self.values(row, column),
-                    "mean": about and about.mean,
-                    "deviation": about and about.deviation,
+                    "mean": spread and spread.mean,
+                    "deviation": spread and spread.deviation,
                     "paper": self.table.paper(row, column),
-                    "difference": against and {"from": self.best_baseline(column), **vars(against)},
+                    "difference": difference and {"from": self.best_baseline(column), **vars(difference)},
                 }
             rows[row] = {
                 "title": self.table.title(row),
@@ -172,7 +170,7 @@ class Results:
             "title": self.table.settings.title,
             "seeds": self.table.settings.seeds,
             "best": {column.key: self.best(column) for column in self.table.columns if column.is_score},
-            "order": {key: found and vars(found) for key, found in orders.items()},
+            "order": {key: order and vars(order) for key, order in orders.items()},
             "rows": rows,
         }
 

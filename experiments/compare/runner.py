@@ -25,7 +25,7 @@ from fedstill.experiments.compare.worker import CONFIG, DONE, FAILED, SUMMARY, c
 
 On = Literal["process", "local", "simulation"]
 State = Literal["finished", "failed", "changed", "half", "resumable", "new"]
-WHAT = {
+WHAT_HAPPENS = {  # to a run that is not finished, said before it starts
     "failed": "failed last time, begun anew",
     "changed": "its configuration changed, begun anew",
     "half": "its folder was half written, begun anew",
@@ -71,10 +71,10 @@ class Progress:
 
     def left(self) -> float | None:
         """Seconds that the rest will take, by what finished runs took; None before there is one."""
-        every = [seconds for found in self.took.values() for seconds in found]
+        every = [seconds for of_row in self.took.values() for seconds in of_row]
         if not every:
             return None
-        usual = {row: sum(found) / len(found) for row, found in self.took.items()}
+        usual = {row: sum(of_row) / len(of_row) for row, of_row in self.took.items()}
         mean = sum(every) / len(every)
         now = time.monotonic()
         rest = sum(usual.get(run.row, mean) for run in self.waiting)
@@ -96,12 +96,12 @@ def run_table(
     """Run what is not done; the runs that failed. Whatever ends this early ends the workers too."""
     wanted = [row for row in table.rows if fnmatch(row, rows)]
     if not wanted:
-        raise ConfigError(f"--rows {rows}: no row of {table.folder} is called so; rows: {', '.join(table.rows)}")
+        raise ConfigError(f"--rows {rows}: no row of {table.source()} is called so; rows: {', '.join(table.rows)}")
     for row in wanted:
         try:
             check_run(table.rows[row], "local" if on == "process" else on)
         except ConfigError as error:
-            raise ConfigError(f"{table.folder / row}.toml:\n  {error}") from None
+            raise ConfigError(f"{table.source(row)}:\n  {error}") from None
     busy = f"{out}: another `fedstill compare` runs this table now; wait for it, or give --runs another folder"
     with only_one(out / ".lock", ConfigError(busy)):
         runs = [
@@ -122,8 +122,8 @@ def run_table(
                 progress.took.setdefault(run.row, []).append(_seconds(run))
             else:
                 progress.waiting.append(run)
-                if state in WHAT:
-                    watch.says(f"{run.name}: {WHAT[state]}")
+                if state in WHAT_HAPPENS:
+                    watch.says(f"{run.name}: {WHAT_HAPPENS[state]}")
         if progress.done:
             watch.says(f"{progress.done} of {progress.total} runs are there already")
         if not progress.waiting:
@@ -143,10 +143,10 @@ def state_of(run: Run) -> State:
     if not run.folder.exists():
         return "new"
     try:
-        there = load_run(run.folder / CONFIG)
+        recorded = load_run(run.folder / CONFIG)
     except ValueError:
         return "half"
-    if there != run.config:
+    if recorded != run.config:
         return "changed"
     if (run.folder / FAILED).exists():
         return "failed"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedstill.cli.tables import Json, console, print_table
+from fedstill.cli.tables import Json, Only, Row, console, print_table, read_run
 
 
 def add_to(app: typer.Typer) -> None:
@@ -101,7 +101,12 @@ def tasks(
 
 
 def partition(
-    config: Annotated[str, typer.Argument(help="The run's configuration, a TOML file.", metavar="CONFIG.toml")],
+    config: Annotated[
+        str,
+        typer.Argument(help="The run's configuration, a TOML file; or a table's, with --row.", metavar="CONFIG.toml"),
+    ],
+    row: Row = None,
+    only: Only = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, such as data.alpha=0.1.")
     ] = None,
@@ -111,9 +116,8 @@ def partition(
 ) -> None:
     """Show which texts each site of a run would get; nothing is started."""
     from fedstill.cli.shares import dealt, draw
-    from fedstill.common.config.files import load_run
 
-    found = dealt(load_run(Path(config), change or []), by)
+    found = dealt(read_run(config, row, only, change), by)
     if picture is not None:
         draw(found, picture)
     if as_json:

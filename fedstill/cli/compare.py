@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from fedstill.cli.tables import Only
 from fedstill.common.readable import duration
 
 if TYPE_CHECKING:
@@ -42,10 +43,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def compare(
-    folder: Annotated[
-        Path, typer.Argument(help="A table's folder (table.toml and a TOML file a row), or one of such.")
+    table: Annotated[
+        Path, typer.Argument(help="A table's TOML file, or a folder of such files.", metavar="TABLE.toml")
     ],
-    seeds: Annotated[str | None, typer.Option(help="Other seeds than table.toml has, such as 1,2,3.")] = None,
+    only: Only = None,
+    seeds: Annotated[str | None, typer.Option(help="Other seeds than the table's own, such as 1,2,3.")] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at the same time; by default as many as there are cores.")
     ] = None,
@@ -76,28 +78,28 @@ def compare(
     from fedstill.experiments.compare.report import write_report
     from fedstill.experiments.compare.results import Results
     from fedstill.experiments.compare.runner import default_jobs
-    from fedstill.experiments.compare.tables import find_tables, read_table
+    from fedstill.experiments.compare.table_file import find_tables, read_tables
 
     if reuse and on is not On.process:
         raise typer.BadParameter("rows share their first training only with --on process", param_hint="--reuse")
-    tables = [read_table(found) for found in find_tables(folder)]
+    tables = [one for file in find_tables(table) for one in read_tables(file, only or [])]
     if seeds is not None:
-        tables = [table.with_seeds(_numbers(seeds)) for table in tables]
-    found = []
-    for table in tables:
-        place = runs / "compare" / table.name
+        tables = [one.with_seeds(_numbers(seeds)) for one in tables]
+    every = []
+    for one in tables:
+        place = runs / "compare" / one.name
         if not report_only:
             shared = runs / "compare" / ".first-training" if reuse else None
-            _run(table, place, on, jobs or default_jobs(on.value), rows, keep_models, shared)
-        results = Results(table, place)
+            _run(one, place, on, jobs or default_jobs(on.value), rows, keep_models, shared)
+        results = Results(one, place)
         page = write_report(results)
-        found.append(results)
+        every.append(results)
         if not as_json:
             _show(results, page)
     if as_json:
-        facts = [results.facts() for results in found]
+        facts = [results.facts() for results in every]
         print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=1))
-    if any(results.failed for results in found):
+    if any(results.failed for results in every):
         raise typer.Exit(1)
 
 

@@ -15,7 +15,7 @@ import typer
 
 from fedstill.api import new_folder
 from fedstill.cli.folders import all_runs, find_run, point_latest, row_of, summary_of
-from fedstill.cli.tables import Json, Runs, console, print_table
+from fedstill.cli.tables import Json, Only, Row, Runs, console, print_table, read_run
 from fedstill.screen import Screen, results
 
 LEAST = 10_000_000  # bytes of free space without which no run goes on
@@ -30,7 +30,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run(
-    config: Annotated[str, typer.Argument(help="The run's configuration, a TOML file.", metavar="CONFIG.toml")],
+    config: Annotated[
+        str,
+        typer.Argument(help="The run's configuration, a TOML file; or a table's, with --row.", metavar="CONFIG.toml"),
+    ],
+    row: Row = None,
+    only: Only = None,
     on: Annotated[
         str,
         typer.Option(
@@ -51,9 +56,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a federation and show its results."""
-    from fedstill.common.config.files import load_run
-
-    settings = load_run(Path(config), change or [])
+    settings = read_run(config, row, only, change)
     folder = new_folder(runs, settings.name)
     _launch(settings, folder, on, resume=False, tls=tls)
 

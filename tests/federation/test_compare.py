@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 from fedstill.cli import app
@@ -22,35 +23,21 @@ from fedstill.experiments.compare.model_outputs import load_outputs
 from fedstill.experiments.compare.report import write_report
 from fedstill.experiments.compare.results import Results
 from fedstill.experiments.compare.runner import Progress, Run, run_folder, run_table, state_of
-from fedstill.experiments.compare.tables import read_table
+from fedstill.experiments.compare.table_file import load_row, read_tables
+from fedstill.experiments.compare.tables import Table
 from tests.conftest import without_times
 from tests.federation.conftest import Federation
 from tests.federation.mixed import mixed_run
 
 BASE = """
+[base]
 rounds = 1
-[data]
-private = 48
-public = 24
-labelled = 8
-test = 20
-[train]
-learning_rate = 1e-3
-max_length = 12
-batch_size = 16
-[method]
-local_epochs = 1
-[central]
-model = "tiny-bert"
-[report]
-alone = false
-centralized = false
-[[sites]]
-name = "north"
-model = "tiny-bert"
-[[sites]]
-name = "south"
-model = "tiny-bert"
+data = { private = 48, public = 24, labelled = 8, test = 20 }
+train = { learning_rate = 1e-3, max_length = 12, batch_size = 16 }
+method.local_epochs = 1
+central.model = "tiny-bert"
+report = { alone = false, centralized = false }
+sites = [{ name = "north", model = "tiny-bert" }, { name = "south", model = "tiny-bert" }]
 """
 
 
@@ -68,16 +55,18 @@ class Watching:
         self.step(progress)
 
 
-def make(folder: Path, seeds: list[int], **rows: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "base.toml").write_text(BASE)
-    (folder / "table.toml").write_text(
+def make(file: Path, seeds: list[int], **rows: str) -> Path:
+    head = (
         f'title = "Small"\nseeds = {seeds}\ncolumns = ["central.accuracy", "sites.accuracy", "bytes_up"]\n'
         f"baselines = {[*rows][:1]}\n"
     )
-    for row, text in rows.items():
-        (folder / f"{row}.toml").write_text(f'extends = "base.toml"\n{text}\n')
-    return folder
+    file.write_text(head + BASE + "".join(f"[rows.{row}]\n{text}\n" for row, text in rows.items()))
+    return file
+
+
+def read_table(file: Path) -> Table:
+    (table,) = read_tables(file)
+    return table
 
 
 def pid_of(run: Run) -> int | None:
@@ -89,7 +78,7 @@ def pid_of(run: Run) -> int | None:
 
 
 def test_what_failed_is_said_and_run_again_and_what_is_done_is_not(tmp_path: Path) -> None:
-    folder = make(tmp_path / "tiny", [1, 2], dsfl='[method]\nname = "ds-fl"', oneshot='[method]\nname = "fedkd"')
+    file = make(tmp_path / "tiny.toml", [1, 2], dsfl='method.name = "ds-fl"', oneshot='method.name = "fedkd"')
     out = tmp_path / "runs/compare/tiny"
     killed: list[int] = []
 
@@ -99,10 +88,10 @@ def test_what_failed_is_said_and_run_again_and_what_is_done_is_not(tmp_path: Pat
                 killed.append(pid)
                 os.kill(pid, signal.SIGKILL)
 
-    failed = run_table(read_table(folder), out, "process", 2, Watching(kill_one), rows="ds*")
+    failed = run_table(read_table(file), out, "process", 2, Watching(kill_one), rows="ds*")
     assert [(run.row, run.seed) for run in failed] == [("dsfl", 2)]
     assert "was ended by signal 9" in json.loads((out / "dsfl/seed-2/failed.json").read_text())["error"]
-    found = CliRunner().invoke(app, ["compare", str(folder), "--runs", str(tmp_path / "runs"), "--report-only"])
+    found = CliRunner().invoke(app, ["compare", str(file), "--runs", str(tmp_path / "runs"), "--report-only"])
     assert found.exit_code == 1
     table = (out / "table.md").read_text()
     assert "dsfl (1 of 2 seeds)" in table
@@ -111,10 +100,10 @@ def test_what_failed_is_said_and_run_again_and_what_is_done_is_not(tmp_path: Pat
     finished, half = out / "dsfl/seed-1", out / "oneshot/seed-1"
     before = {path.name: path.stat().st_mtime_ns for path in finished.iterdir()}
     half.mkdir(parents=True)
-    (half / "config.toml").write_text(read_table(folder).config("oneshot", 1).to_toml())
+    (half / "config.toml").write_text(read_table(file).config("oneshot", 1).to_toml())
     (half / "events.jsonl").write_text('{"event": "run_sta')
     second = Watching()
-    assert run_table(read_table(folder), out, "process", 2, second) == []
+    assert run_table(read_table(file), out, "process", 2, second) == []
     assert {path.name: path.stat().st_mtime_ns for path in finished.iterdir()} == before
     assert second.said[:3] == [
         "oneshot, seed 1: its folder was half written, begun anew",
@@ -124,7 +113,7 @@ def test_what_failed_is_said_and_run_again_and_what_is_done_is_not(tmp_path: Pat
     assert not (out / "dsfl/seed-2/failed.json").exists()
     assert json.loads((half / "events.jsonl").read_text().splitlines()[0])["event"] == "run_started"
 
-    found = CliRunner().invoke(app, ["compare", str(folder), "--runs", str(tmp_path / "runs"), "--json"])
+    found = CliRunner().invoke(app, ["compare", str(file), "--runs", str(tmp_path / "runs"), "--json"])
     assert found.exit_code == 0
     facts = json.loads(found.stdout)
     summary = json.loads((finished / "summary.json").read_text())
@@ -143,8 +132,8 @@ def test_what_failed_is_said_and_run_again_and_what_is_done_is_not(tmp_path: Pat
 def test_a_stopped_table_leaves_no_worker_and_goes_on_to_the_same_end(
     tmp_path: Path, federation: Callable[..., Federation]
 ) -> None:
-    folder = make(tmp_path / "tiny", [5], fedid='rounds = 4\n[method]\nname = "fedid"\ndistill_epochs = 2')
-    table, out = read_table(folder), tmp_path / "out"
+    file = make(tmp_path / "tiny.toml", [5], fedid='rounds = 4\nmethod.name = "fedid"\nmethod.distill_epochs = 2')
+    table, out = read_table(file), tmp_path / "out"
     run = Run("fedid", 5, table.config("fedid", 5), out / "fedid/seed-5")
     workers: list[int] = []
 
@@ -162,13 +151,13 @@ def test_a_stopped_table_leaves_no_worker_and_goes_on_to_the_same_end(
     assert again.said[0] == "fedid, seed 5: taken up at its last checkpoint"
     events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
     assert next(event["round"] for event in events if event["event"] == "resumed") >= 1
-    straight = federation(load_run(folder / "fedid.toml", ["seed=5"])).run()
+    straight = federation(load_row(file, "fedid")).run()
     assert without_times(json.loads((run.folder / "summary.json").read_text())) == without_times(straight)
 
 
 def test_a_row_that_another_table_has_too_is_run_once(tmp_path: Path) -> None:
-    first = make(tmp_path / "first", [1], a='name = "one"\n[method]\nname = "fedkd"')
-    second = make(tmp_path / "second", [1], b='name = "two"\n[method]\nname = "fedkd"', c='[method]\nname = "ds-fl"')
+    first = make(tmp_path / "first.toml", [1], a='name = "one"\nmethod.name = "fedkd"')
+    second = make(tmp_path / "second.toml", [1], b='name = "two"\nmethod.name = "fedkd"', c='method.name = "ds-fl"')
     runs = tmp_path / "runs/compare"
     assert run_table(read_table(first), runs / "first", "process", 1, Watching()) == []
     begun: list[str] = []
@@ -180,46 +169,44 @@ def test_a_row_that_another_table_has_too_is_run_once(tmp_path: Path) -> None:
     assert ours == theirs
     assert load_run(runs / "second/b/seed-1/config.toml") == read_table(second).config("b", 1)
 
-    other = make(tmp_path / "third", [2], b='[method]\nname = "fedkd"')  # of another seed it is another run
+    other = make(tmp_path / "third.toml", [2], b='method.name = "fedkd"')  # of another seed it is another run
     again = Watching()
     assert run_table(read_table(other), runs / "third", "process", 1, again, reuse=runs / ".shared") == []
     assert again.said[0].startswith("b, seed 2: finished")
 
 
 def test_a_worker_says_itself_why_it_failed(tmp_path: Path) -> None:
-    folder = make(tmp_path / "tiny", [1], oneshot='rounds = 2\n[method]\nname = "fedkd"')
+    file = make(tmp_path / "tiny.toml", [1], oneshot='rounds = 2\nmethod.name = "fedkd"')
     place = tmp_path / "seed-1"
     place.mkdir()
-    (place / "config.toml").write_text(read_table(folder).config("oneshot", 1).to_toml())
+    (place / "config.toml").write_text(read_table(file).config("oneshot", 1).to_toml())
     assert worker.main(place, "process", False) == 1
     assert json.loads((place / "failed.json").read_text())["error"].startswith("ValueError: fedkd is one shot")
 
 
 def test_two_calls_do_not_work_in_one_folder(tmp_path: Path) -> None:
-    folder = make(tmp_path / "tiny", [1], alone='[method]\nname = "isolated"')
+    file = make(tmp_path / "tiny.toml", [1], alone='method.name = "isolated"')
     out = tmp_path / "out"
     out.mkdir()
-    with (out / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with (out / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="another `fedstill compare` runs this table"):
-            run_table(read_table(folder), out, "process", 1, Watching())
+            run_table(read_table(file), out, "process", 1, Watching())
 
 
-def test_a_row_that_no_file_has_is_refused(tmp_path: Path) -> None:
-    folder = make(tmp_path / "tiny", [1], alone='[method]\nname = "isolated"')
+def test_a_row_that_the_table_has_not_is_refused(tmp_path: Path) -> None:
+    file = make(tmp_path / "tiny.toml", [1], alone='method.name = "isolated"')
     with pytest.raises(ConfigError, match=r"--rows fed\*: no row .* rows: alone"):
-        run_table(read_table(folder), tmp_path / "out", "process", 1, Watching(), rows="fed*")
+        run_table(read_table(file), tmp_path / "out", "process", 1, Watching(), rows="fed*")
 
 
 def test_sites_with_tasks_of_their_own_have_columns_and_clusters(tmp_path: Path) -> None:
-    folder = tmp_path / "mixed"
-    folder.mkdir()
-    (folder / "atc.toml").write_text(
-        mixed_run(tmp_path / "files", "rounds=2", "method.assign_rounds=1", sites=("ann", "cat")).to_toml()
-    )
+    run = mixed_run(tmp_path / "files", "rounds=2", "method.assign_rounds=1", sites=("ann", "cat"))
     columns = ["sites.score", "own.ann.accuracy", "own.cat.rouge1"]
-    (folder / "table.toml").write_text(f'title = "Mixed"\nseeds = [1]\ncolumns = {columns}\n')
-    table, out = read_table(folder), tmp_path / "out"
+    contents = {"title": "Mixed", "seeds": [1], "columns": columns, "rows": {"atc": json.loads(run.to_json())}}
+    file = tmp_path / "mixed.toml"
+    file.write_text(tomli_w.dumps(contents))
+    table, out = read_table(file), tmp_path / "out"
     place = run_folder(out, "atc", 1)
     place.mkdir(parents=True)
     (place / "config.toml").write_text(table.config("atc", 1).to_toml())

@@ -1,91 +1,89 @@
 """The papers' tables, at full size and in small: every row would start, and every table names rows that are there."""
 
-import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fedstill.common.config import RunConfig
-from fedstill.common.config.files import check
 from fedstill.common.data.tasks import SITE_SETS, TASKS
-from fedstill.experiments.compare.tables import COSTS
+from fedstill.experiments.compare.columns import COSTS
+from fedstill.experiments.compare.table_file import find_tables, read_tables
+from fedstill.experiments.compare.tables import Table
 from fedstill.strategies import METHODS, find_method
 
 ROOT = Path(__file__).resolve().parents[3] / "experiments"
 PAPERS = ("fedid", "adafd", "sinkhorn", "feddrs", "atc")
-EVERY = sorted(path.parent for paper in PAPERS for path in (ROOT / paper).rglob("table.toml"))
-TABLES = [path for path in EVERY if "small" not in path.parts]  # at full size
-KEYS = {"title", "caption", "seeds", "columns", "baselines", "bounds", "order", "titles", "paper"}
+FILES = [file for paper in PAPERS for place in ("", "small") for file in find_tables(ROOT / paper / place)]
 SCORES = {"accuracy", "f1", "f1_macro", "f1_weighted", "mcc", "semantic_distance", "mean_over_tasks", "score"}
+each_file = pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-def merged(path: Path) -> dict[str, Any]:
-    """A file over what it extends, tables key by key."""
-    values = tomllib.loads(path.read_text(encoding="utf-8"))
-    further = values.pop("extends", None)
-    return values if further is None else over(merged(path.parent / further), values)
+@cache
+def tables(file: Path) -> list[Table]:
+    return read_tables(file)
 
 
-def over(under: dict[str, Any], upper: dict[str, Any]) -> dict[str, Any]:
-    found = dict(under)
-    for key, value in upper.items():
-        both = isinstance(value, dict) and isinstance(found.get(key), dict)
-        found[key] = over(found[key], value) if both else value
-    return found
+def table(name: str) -> Table:
+    return next(one for file in FILES for one in tables(file) if one.name == name)
 
 
-def rows(table: Path) -> dict[str, RunConfig]:
-    files = [path for path in sorted(table.glob("*.toml")) if path.name not in ("base.toml", "table.toml")]
-    return {path.stem: check(RunConfig, merged(path), str(path)) for path in files}
+@each_file
+def test_every_row_would_start(file: Path) -> None:
+    for one in tables(file):
+        for name, config in one.rows.items():
+            find_method(config.method)  # refuses unknown methods, presets and parameters
+            assert config.mixed or config.task.name in {*TASKS, "superglue"}, name
+            assert config.task.public_task is None or config.task.public_task in TASKS, name
+            for site in config.sites:
+                assert site.task is None or site.task.train or site.task.name in {*TASKS, *SITE_SETS}, name
 
 
-def named(head: dict[str, Any]) -> Iterator[str]:
-    for key in ("baselines", "bounds", "order"):
-        yield from head.get(key, [])
-    yield from head["titles"]
-    yield from (row for row in head.get("paper", {}) if row != "caption")
+@each_file
+def test_every_table_names_its_rows_and_scores(file: Path) -> None:
+    for one in tables(file):
+        settings = one.settings
+        named = [*settings.baselines, *settings.bounds, *(row for row in settings.paper if row != "caption")]
+        assert set(named) <= set(one.rows)
+        assert all(one.title(row) != row for row in one.rows)  # every row has a title of its own
+        assert len(settings.seeds) >= 3
+        by_domain = {  # sites are called as their domains
+            f"{score}_{site.name}" for config in one.rows.values() if config.data.partition == "domain"
+            for site in config.sites for score in SCORES
+        }  # fmt: skip
+        for column in settings.columns:
+            whose, _, score = column.rpartition(".")
+            known = {"central": SCORES | by_domain, "sites": SCORES}.get(whose, ())
+            assert whose.startswith("own.") or score in known or column in COSTS, column
+            assert not whose.startswith("own.") or any(
+                site.name.startswith(whose.removeprefix("own.") + "-")
+                for config in one.rows.values()
+                for site in config.sites
+            )
+        for value in settings.paper.values():
+            assert not isinstance(value, dict) or set(value) <= set(settings.columns)
+        task = next(iter(one.rows.values())).task.name
+        if task in TASKS:
+            assert f"central.{TASKS[task].metric}" == settings.columns[0]
 
 
-@pytest.mark.parametrize("table", EVERY, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_row_would_start(table: Path) -> None:
-    for name, config in rows(table).items():
-        find_method(config.method)  # refuses unknown methods, presets and parameters
-        assert config.mixed or config.task.name in {*TASKS, "superglue"}, name
-        assert config.task.public_task is None or config.task.public_task in TASKS, name
-        for site in config.sites:
-            assert site.task is None or site.task.train or site.task.name in {*TASKS, *SITE_SETS}, name
-
-
-@pytest.mark.parametrize("table", EVERY, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_table_names_its_rows_and_scores(table: Path) -> None:
-    head, there = tomllib.loads((table / "table.toml").read_text(encoding="utf-8")), rows(table)
-    assert set(head) <= KEYS
-    assert set(named(head)) <= set(there)
-    assert set(head["order"]) == set(there)
-    assert len(head["seeds"]) >= 3
-    by_domain = {  # sites are called as their domains
-        f"{score}_{site.name}" for config in there.values() if config.data.partition == "domain"
-        for site in config.sites for score in SCORES
-    }  # fmt: skip
-    for column in head["columns"]:
-        whose, _, score = column.rpartition(".")
-        known = {"central": SCORES | by_domain, "sites": SCORES}.get(whose, ())
-        assert whose.startswith("own.") or score in known or column in COSTS, column
-        assert not whose.startswith("own.") or any(
-            site.name.startswith(whose.removeprefix("own.") + "-") for config in there.values() for site in config.sites
-        )
-    for value in head.get("paper", {}).values():
-        assert not isinstance(value, dict) or set(value) <= set(head["columns"])
-    task = next(iter(there.values())).task.name
-    if task in TASKS:
-        assert f"central.{TASKS[task].metric}" == head["columns"][0]
+def test_the_tables_of_five_papers_are_73_with_folders_of_their_own_in_few_files() -> None:
+    names = [one.name for file in FILES for one in tables(file)]
+    assert len(names) == len(set(names)) == 73
+    assert len(list(ROOT.rglob("*.toml"))) <= 40
+    assert {"fedid-homogeneous-sst2-alpha1", "feddrs-roberta-alpha0.05", "adafd-small-global", "atc-small"} <= set(
+        names
+    )
 
 
 def test_every_method_of_each_papers_main_table_has_a_row() -> None:
     used = {
-        paper: {c.method.name for t in TABLES if t.parent.name == paper for c in rows(t).values()} for paper in PAPERS
+        paper: {
+            config.method.name
+            for file in find_tables(ROOT / paper)  # at full size
+            for one in tables(file)
+            for config in one.rows.values()
+        }
+        for paper in PAPERS
     }
     assert used["fedid"] == {"centralized", "fedavg", "feddf", "feded", "fedkd", "ds-fl", "mhat", "fedid"}
     assert used["adafd"] == {"centralized", "logit-fedavg", "ds-fl", "mhat", "fedkd", "adafd"}
@@ -96,7 +94,8 @@ def test_every_method_of_each_papers_main_table_has_a_row() -> None:
 
 
 def test_fedid_is_at_the_papers_settings() -> None:
-    config = rows(ROOT / "fedid/heterogeneous-sst2-alpha1")["fedid-exact"]
+    (one,) = read_tables(ROOT / "fedid/heterogeneous.toml", ["task=sst2", "alpha=1"])
+    config = one.rows["fedid-exact"]
     assert (config.rounds, len(config.sites), config.data.alpha) == (10, 10, 1.0)
     assert (config.train.learning_rate, config.train.batch_size, config.train.max_length) == (2e-5, 32, 128)
     assert config.method.parameters() == {
@@ -106,12 +105,16 @@ def test_fedid_is_at_the_papers_settings() -> None:
         "lambda": "1/eta",
     }
     assert len({site.model for site in config.sites}) == 4
-    head = tomllib.loads((ROOT / "fedid/heterogeneous-sst2-alpha1/table.toml").read_text())
-    assert head["paper"]["fedid"] == 91.8
-    assert "fedid-exact" not in head["paper"]
+    assert one.settings.paper["fedid"] == 91.8
+    assert "fedid-exact" not in one.settings.paper
+
+
+def test_feddrs_has_a_client_for_each_task_where_tasks_are_not_mixed() -> None:
+    clients = {name: len(table(f"feddrs-{name}").rows["fedavg"].sites) for name in ("t5-alpha0", "roberta-alpha0.5")}
+    assert clients == {"t5-alpha0": 8, "roberta-alpha0.5": 20}
 
 
 def test_atc_deals_each_data_set_to_its_clients() -> None:
-    sites = rows(ROOT / "atc/main")["atc"].sites
+    sites = table("atc-main").rows["atc"].sites
     shares = [site.task.share for site in sites if site.task is not None]
     assert shares == [(i, n) for n in (1, 3, 3, 2, 5, 4) for i in range(1, n + 1)]

@@ -1,0 +1,63 @@
+"""What a column of a table shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WHOSE = {
+    "central": "central model",
+    "centralized": "all texts in one place",
+    "sites": "mean of sites, after",
+    "alone": "mean of sites, alone",
+    "own": "by the site's own task",  # of mixed tasks: own.NAME.SCORE, the mean of the sites NAME or NAME-1, NAME-2 ...
+}
+COSTS = {"bytes_up": "sent, a site", "bytes_down": "received, a site", "seconds": "seconds, wall clock"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column shows of a run: a score of the central model, of the sites (or of one), or a cost."""
+
+    key: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a run could have it at all."""
+        whose, _, rest = self.key.partition(".")
+        if self.key in COSTS or whose not in WHOSE or not rest:
+            return self.key in COSTS
+        of_one_site = "." in rest
+        return of_one_site if whose == "own" else not of_one_site or whose in ("sites", "alone")
+
+    @property
+    def is_score(self) -> bool:
+        """Whether rows compete in it."""
+        return self.key not in COSTS
+
+    @property
+    def whose(self) -> str:
+        """Whose score it is."""
+        return self.key.partition(".")[0]
+
+    @property
+    def site(self) -> str | None:
+        """The one site whose score it is, if it is one's alone."""
+        return self.key.partition(".")[2].rpartition(".")[0] or None
+
+    @property
+    def score(self) -> str:
+        """The score's name, as the task gives it."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Distances and costs."""
+        return not self.is_score or self.score == "semantic_distance"
+
+    @property
+    def title(self) -> str:
+        """The column's head."""
+        if not self.is_score:
+            return COSTS[self.key]
+        who = f"{self.site}{', alone' if self.whose == 'alone' else ''}" if self.site else WHOSE[self.whose]
+        return f"{self.score.replace('_', ' ')}, {who}"
