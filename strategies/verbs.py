@@ -9,6 +9,7 @@ server's half asks with `replies = yield learn.ask(Lesson(...), to=sites)`.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -108,11 +109,8 @@ def find_verb(name: str) -> Verb:
 
 def _message_types(name: str, work: Callable[..., Any]) -> tuple[type[Message], type[Message]]:
     """The types of the second parameter and of what comes back; both must be there and be messages."""
-    hints = {key: value for key, value in work.__annotations__.items() if key not in ("site", "node")}
-    kinds = [
-        eval(value, work.__globals__) if isinstance(value, str) else value  # the module's own annotations
-        for value in hints.values()
-    ]
+    hints = typing.get_type_hints(work, localns={"Node": object, "OwnTaskNode": object})  # known to type checkers only
+    kinds = [value for key, value in hints.items() if key not in ("site", "node")]
     if len(kinds) != 2 or not all(isinstance(kind, type) and issubclass(kind, Message) for kind in kinds):
         raise TypeError(f"verb {name}: write its function as (site: Node, message: SomeMessage) -> SomeMessage")
     for kind in kinds:

@@ -83,7 +83,7 @@ def check_parts(kind: type[Message], arrays: State, facts: Mapping[str, Any]) ->
             if field.required:
                 raise WireError(f"{kind.__name__}: {field.key!r} is missing")
         elif field.kind == "fact" and not any(_fits(facts[field.key], wanted) for wanted in field.types):
-            wanted = " or ".join(getattr(one, "__name__", str(one)) for one in field.types)
+            wanted = " or ".join(_called(one) for one in field.types)
             value = facts[field.key]
             raise WireError(
                 f"{kind.__name__}: {field.key!r} is {type(value).__name__} {str(value)[:40]!r} where {wanted} is wanted"
@@ -163,6 +163,12 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
 
 def _keys(kind: type[Message], of: str) -> frozenset[str]:
     return frozenset(field.key for field in fields_of(kind) if field.kind == of)
+
+
+def _called(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    return str(getattr(kind, "__name__", kind))
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedstill.client.node import Node
 from fedstill.client.own_task import make_node
-from fedstill.common.config import ConfigError, RunConfig
+from fedstill.common.config import RunConfig
 from fedstill.common.wire import Facts
 from fedstill.deploy.launch import Watch
 from fedstill.server.federation import Federation
@@ -15,7 +15,7 @@ from fedstill.server.link import Link, LocalLink
 from fedstill.server.record import Record, recorded
 
 
-@dataclass
+@dataclass(eq=False)
 class InProcess:
     """A federation and its sites, side by side."""
 
@@ -34,8 +34,6 @@ class InProcess:
 
 def assemble(config: RunConfig, record: Record | Path, sites: Path | None = None, run: str | None = None) -> InProcess:
     """Put a run together in a folder; its sites keep their states under `sites`, by default inside it."""
-    if not config.sites:
-        raise ConfigError("sites: the run names no sites; write a [[sites]] table with a name and a model for each")
     federation = Federation(config, record)
     folder = federation.record.folder
     states = folder / "sites" if sites is None else sites

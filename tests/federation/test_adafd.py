@@ -128,7 +128,7 @@ def test_a_site_describes_itself_only_when_asked(federation: Make, small: Small)
     node = federation(small(*QUICK)).nodes[0]
     settings = {"epochs": 1, "round": 1, "step": 0}
     assert "f1_weighted" not in node.answer(Ask("train.local", settings=settings)).metrics
-    said = node.answer(Ask("train.local", settings={**settings, "describe": True})).metrics
+    said = node.answer(Ask("train.described", settings=settings)).metrics
     logits = node.learner.predict(node.private, np.arange(len(node.private)))
     labels = node.labels.numpy()
     p = torch.from_numpy(logits).double().softmax(-1)
@@ -185,7 +185,7 @@ def test_each_class_is_weighed_by_the_losses_on_it(federation: Make, small: Smal
     heard: dict[str, list[float]] = {}
 
     def listen(ask: Ask, reply: Reply) -> Reply:
-        if ask.verb == "train.local":
+        if ask.verb == "train.described":
             heard[reply.node] = reply.metrics["class_losses"]
         return reply
 

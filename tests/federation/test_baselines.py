@@ -450,7 +450,7 @@ def test_feddf_sends_a_prototype_once_and_resumes_where_it_was(federation: Make,
     made.run()
     talk = [(verb, arrays) for verb, arrays in asked if verb.startswith("train")]
     back = ("train.weights", True)
-    assert talk == [("train.local", True), back, ("train.local", False), back]
+    assert talk == [("train.parameters", True), back, ("train.parameters", False), back]
 
     cut = federation(small(*changes), "cut")
     stop(cut, number=2)
@@ -464,10 +464,10 @@ def test_feddf_sends_a_prototype_once_and_resumes_where_it_was(federation: Make,
 def stop(made: Federation, number: int) -> None:
     begin = made.method.round
 
-    def round_(at: int) -> Any:
-        if at == number:
+    def round_(fed: Any) -> Any:
+        if fed.number == number:
             raise RuntimeError("power cut")
-        return begin(at)
+        return begin(fed)
 
     made.method.round = round_  # type: ignore[method-assign]
 

@@ -56,7 +56,7 @@ def test_a_site_with_nan_is_left_out_of_the_step_and_logged(federation: Make, sm
     alone.nodes = alone.nodes[1:]
     alone.run(LocalLink(alone.nodes))
     for name, value in one.central.weights().items():
-        assert np.array_equal(value, alone.student.weights()[name])
+        assert np.array_equal(value, alone.central.weights()[name])
 
 
 def other_rows(ask: Ask, reply: Reply) -> Reply:

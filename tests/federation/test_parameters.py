@@ -201,7 +201,7 @@ def test_ditto_by_its_definition_and_v_is_what_is_tested(make: Any) -> None:
         assert_state(node.learner.weights(), expected)
         difference = max(np.abs(expected[n] - theta[n]).max() for n in theta)
         assert difference > 1e-3  # v is no copy of the shared model
-        row = [row for row in one.method.results.history if row["node"] == node.name][-1]
+        row = [row for row in one.federation.results.history if row["node"] == node.name][-1]
         assert row["accuracy"] == node.test_scores()["accuracy"]
 
 
@@ -434,7 +434,7 @@ def test_on_adapters_only_adapters_and_head_travel(make: Any, name: str) -> None
     assert all("lora_" in key or "classifier" in key for key in travelling)
     size = sum(value.nbytes for value in travelling.values())
     made.run()
-    summary = made.method.spending.site("north")
+    summary = made.federation.costs.site("north")
     whole = sum(p.numel() * 4 for p in made.nodes[0].learner.model.parameters())
     assert size < summary["bytes_up"] < 1.2 * size + 10_000  # one state, and the names
     assert summary["bytes_up"] < 0.05 * whole
@@ -460,7 +460,7 @@ def test_a_model_that_waited_on_disk_gives_the_same_bits(
     local, spooled = make("fedavg", "rounds=2"), make("fedavg", "rounds=2")
     local.run()
     kinds: list[type] = []
-    monkeypatch.setattr("fedstill.common.states.Spool.__init__", _spool_everything)
+    monkeypatch.setattr("fedstill.common.wire.spool.Spool.__init__", _spool_everything)
     with streams(spooled) as link:
         deliver = link.deliver
 

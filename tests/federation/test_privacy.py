@@ -84,12 +84,12 @@ def test_a_spent_budget_is_a_refusal_with_a_reason_in_this_run_and_in_the_next(f
 
 def test_only_predictions_leave_a_site_that_hides_them(federation: Make, small: Small) -> None:
     node = federation(small(NOISE)).nodes[0]
-    with pytest.raises(ValueError, match=r"lets predictions out and nothing else; train\.local would send"):
-        node.answer(Ask("train.local", settings={"epochs": 1, "send_weights": True}))
+    with pytest.raises(ValueError, match=r"lets predictions out and nothing else; train\.parameters would send"):
+        node.answer(Ask("train.parameters", settings={"epochs": 1}))
     with pytest.raises(ValueError, match="would send 'counts'"):
         node.answer(Ask("query.counts"))
     with pytest.raises(ValueError, match="does not let 'class_losses'"):
-        node.answer(Ask("train.local", settings={"epochs": 1, "describe": True}))
+        node.answer(Ask("train.described", settings={"epochs": 1}))
     reply = node.answer(Ask("train.local", settings={"epochs": 1}))
     assert set(reply.metrics) == {"texts", "seconds"}
 

@@ -159,8 +159,8 @@ def test_a_site_that_was_lost_comes_back_with_its_own_checkpoint(federation: Mak
 
     def check(ask: Ask, reply: Reply) -> Reply:
         if ask.verb == "query.restore":
-            arrays, _ = checkpoint.load(made.nodes[0].folder / "checkpoints", 1)
-            state = made.nodes[0].state()
+            arrays = checkpoint.flat(checkpoint.load(made.nodes[0].checkpoints, 1)[0])
+            state = checkpoint.flat(made.nodes[0].state())
             same.append(all(np.array_equal(arrays[name], state[name]) for name in arrays))
         return reply
 
