@@ -8,8 +8,8 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo test test-unit test-federation test-deploy test-faults lint types check bench-exchange bench-transport bench-bytes \
-	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train clean
+.PHONY: help setup demo test test-unit test-federation test-deploy test-faults test-portable lint types tree check bench-exchange bench-transport bench-bytes \
+	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train bench-path clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -43,15 +43,20 @@ test-deploy: $(READY) ## real superlink and supernode processes on loopback
 test-faults: $(READY) ## sites, ServerApp and SuperLink killed 20 times each in network namespaces; needs root
 	$(BIN)/pytest -m faults -s tests/deploy/test_faults.py
 
-lint: $(READY) ## ruff, on form and content
+test-portable: $(READY) ## unit and federation tests on other instruction sets and thread counts, as on other machines
+	$(BIN)/python experiments/bench/portable.py
+
+lint: $(READY) tree ## ruff, on form and content; import-linter, on the direction of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	cd build/tree && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache --no-logo
 
-types: $(READY) ## mypy --strict on what is shipped
-	@# the package as a wheel has it: on an editable install mypy would see one file only
-	@rm -rf build/types && mkdir -p build/types/fedstill
-	@ln -s $(CURDIR)/fedstill/* $(addprefix $(CURDIR)/,client common deploy experiments server strategies) build/types/fedstill/
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p fedstill
+types: $(READY) tree ## mypy --strict on what is shipped
+	cd build/tree && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p fedstill
+
+tree: # the package as a wheel has it: on an editable install these tools would see one folder only
+	@rm -rf build/tree && mkdir -p build/tree/fedstill
+	@ln -s $(CURDIR)/fedstill/* $(addprefix $(CURDIR)/,client common deploy experiments server strategies) build/tree/fedstill/
 
 check: lint types ## lint and types
 
@@ -85,6 +90,9 @@ bench-poison: $(READY) ## liars among ten sites, by attack, share and rule; resu
 
 bench-membership: $(READY) ## membership inference through predictions, with and without noise; writes experiments/bench/membership.json
 	$(BIN)/python experiments/bench/membership.py
+
+bench-path: $(READY) ## our functions and files that one FedID batch passes; writes experiments/bench/path.json
+	$(BIN)/python experiments/bench/path.py
 
 bench-train: $(READY) ## one FedID round in CPU seconds beside a lean loop of plain torch; writes experiments/bench/train.json
 	$(BIN)/python experiments/bench/train.py

@@ -185,4 +185,5 @@ class Node:
         wanted = (count, len(self.task.labels))
         if targets.shape != wanted or not np.isfinite(targets).all():
             raise WireError(f"targets of shape {targets.shape}; {wanted} finite numbers are needed")
-        return torch.from_numpy(np.array(targets, np.float32)).to(self.learner.model.device)
+        model = self.learner.model
+        return torch.from_numpy(np.array(targets)).to(model.device, model.dtype)

@@ -43,18 +43,10 @@ def run(
 
 
 def _settings(config: str | Path | RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    overrides = [f"{key}={_toml(value)}" for key, value in changes.items()]
     if isinstance(config, RunConfig):
-        return load_run(config.to_json(), overrides)
+        return load_run(config.to_json(), changes)
     text = isinstance(config, str) and ("\n" in config or config.lstrip().startswith("{"))
-    return load_run(config if text else Path(config), overrides)
-
-
-def _toml(value: Any) -> str:
-    """A value as it would stand in TOML."""
-    import tomli_w
-
-    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+    return load_run(config if text else Path(config), changes)
 
 
 def new_folder(runs: Path, name: str) -> Path:

@@ -254,7 +254,8 @@ class CentralModel:
         return losses[-1]
 
     def _tensor(self, targets: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.asarray(targets, np.float32)).to(self.learner.model.device)
+        model = self.learner.model
+        return torch.from_numpy(np.asarray(targets)).to(model.device, model.dtype)
 
 
 class SharedModel(CentralModel):

@@ -20,7 +20,7 @@ from fedstill.common.wire.checks import predictions
 from fedstill.common.wire.typed import Message, named
 from fedstill.strategies.base import Method, Params, Round, names, texts_of
 from fedstill.strategies.formulas import batch_by_batch
-from fedstill.strategies.predictions import Predict, Predictions, logits_of
+from fedstill.strategies.predictions import Predict, Predictions, logits_of, one_hot_votes
 from fedstill.strategies.verbs import site_verb
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class FedID(Method):
             w = by_size(texts_of(y_k))
             if i == 0 and self.p.aggregation == "mean":
                 fed.event("weights", weighting="size", weights=w)
-            y, target = self.ensemble(fed, y_k, w)  # 15, eq. 10
+            y, target = self.ensemble(y_k, w)  # 15, eq. 10
             practice = self.practice(fed, i / len(batches), (i + 1) / len(batches))
             feedback, loss = self.central_step(fed, i, x0, y, target, practice)  # 16-18, eqs. 11, 12
             lesson = replace(feedback, answered=items(x0), rows=following, practice=practice)
@@ -148,7 +148,7 @@ class FedID(Method):
         size, rows = self.p.batch_size or fed.central.learner.batch_size, fed.public_rows
         return [rows[start : start + size] for start in range(0, len(rows), size)] * self.p.distill_epochs
 
-    def ensemble(self, fed: Federation, replies: list[Reply], w: dict[str, float]) -> tuple[Matrix, Matrix]:
+    def ensemble(self, replies: list[Reply], w: dict[str, float]) -> tuple[Matrix, Matrix]:
         """What the sites are told (y, or z for its argmax) and what the central model learns."""
         logits, rule = logits_of(replies), self.p.aggregation
         if self.p.average == "probabilities":
@@ -157,8 +157,7 @@ class FedID(Method):
             y = softmax(combine(logits, w, rule))
         if self.p.target == "soft":
             return y, y
-        corners = np.eye(fed.central.classes, dtype=np.float32)
-        return y, combine({site: corners[z.argmax(-1)] for site, z in logits.items()}, w, rule, probabilities=True)
+        return y, combine({site: one_hot_votes(z) for site, z in logits.items()}, w, rule, probabilities=True)
 
     def central_step(
         self, fed: Federation, i: int, x0: np.ndarray, y: Matrix, target: Matrix, practice: Practice

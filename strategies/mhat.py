@@ -38,7 +38,7 @@ class MHAT(PredictingMethod):
             mean = mean_predictions(probabilities, self.site_weights(replies))
             loss = self.distil_at_server(fed, rows, mean, "kl")
         else:
-            loss = self.distil_at_server(fed, rows, self.votes(fed, replies), "soft")
+            loss = self.distil_at_server(fed, rows, self.votes(replies), "soft")
         own = fed.central.predict(rows)
         yield self.distil_at_sites(fed, rows, softmax(own) if kl else own, self.p.loss, names(replies))
         return {"loss": loss}

@@ -94,10 +94,9 @@ class PredictingMethod(Method):
         """w_k over the sites that answered."""
         return uniform(names(replies)) if self.p.weights == "uniform" else by_size(texts_of(replies))
 
-    def votes(self, fed: Federation, replies: list[Reply]) -> Matrix:
+    def votes(self, replies: list[Reply]) -> Matrix:
         """sum_k w_k onehot(argmax z_k): soft CE against it is sum_k w_k CE(argmax z_k, f)."""
-        corners = np.eye(fed.central.classes, dtype=np.float32)
-        votes = {r.node: corners[r.arrays["logits"].argmax(axis=-1)] for r in replies}
+        votes = {site: one_hot_votes(logits) for site, logits in logits_of(replies).items()}
         return mean_predictions(votes, self.site_weights(replies))
 
     def distil_at_server(self, fed: Federation, rows: np.ndarray, targets: Matrix, loss: str) -> float:
@@ -150,6 +149,12 @@ class WarmedMethod(EnsembleMethod):
 def ask_predictions(fed: Federation, rows: np.ndarray, sites: tuple[str, ...] | None = None) -> Ask:
     """Logits of the public rows, from those sites or from everybody who takes part."""
     return predict.ask(Predict(rows), to=sites, check=predictions(rows, fed.central.classes))
+
+
+def one_hot_votes(logits: Matrix) -> Matrix:
+    """1 for the class that each text scores highest, 0 elsewhere."""
+    corners: Matrix = np.eye(logits.shape[-1], dtype=logits.dtype)
+    return np.asarray(corners[logits.argmax(axis=-1)])
 
 
 def logits_of(replies: list[Reply]) -> dict[str, Matrix]:

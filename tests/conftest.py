@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("FEDSTILL_TEST_THREADS", "1"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import torch
 from fedstill.common.config import RunConfig
 from fedstill.common.config.files import load_run
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("FEDSTILL_TEST_THREADS", "1")))  # make test-portable tries two
 TESTS = Path(__file__).parent
 
 SMALL = """

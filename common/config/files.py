@@ -26,8 +26,11 @@ def check(kind: type[S], values: Mapping[str, Any], source: str) -> S:
         raise ConfigError(f"{source}:\n" + "\n".join(f"  {line}" for line in lines)) from None
 
 
-def load_run(source: str | Path, overrides: Iterable[str] = (), root: Path | None = None) -> RunConfig:
-    """A run's configuration from a TOML file, or from TOML or JSON text, with `key=value` overrides.
+Overrides = Iterable[str] | Mapping[str, Any]  # `key=value` as on the command line, or values by dotted key
+
+
+def load_run(source: str | Path, overrides: Overrides = (), root: Path | None = None) -> RunConfig:
+    """A run's configuration from a TOML file, or from TOML or JSON text, with overrides by dotted key.
 
     A file may hold `extends = "other.toml"`, a path from its own folder: it then says only what differs from that one.
     """
@@ -40,11 +43,12 @@ def load_run(source: str | Path, overrides: Iterable[str] = (), root: Path | Non
     return resolve_run(values, name, overrides)
 
 
-def resolve_run(values: Mapping[str, Any], source: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """A run from its raw tables: sites counted out, `key=value` overrides applied, every key checked."""
+def resolve_run(values: Mapping[str, Any], source: str, overrides: Overrides = ()) -> RunConfig:
+    """A run from its raw tables: sites counted out, overrides applied, every key checked."""
     resolved = _with_counted_sites(copy.deepcopy(dict(values)), source)
-    for override in overrides:
-        _override(resolved, override)
+    pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parsed, overrides)
+    for key, value in pairs:
+        _assign(resolved, key, value)
     return check(RunConfig, _with_counted_sites(resolved, source), source)  # an override may have brought a count
 
 
@@ -156,8 +160,8 @@ def _counted(site: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return [{**copy.deepcopy(shared), "name": f"{name}-{number}"} for number in range(1, count + 1)]
 
 
-def _override(values: dict[str, Any], text: str) -> None:
-    """Apply one `--set a.b=value`; the value is TOML, or a plain word."""
+def _parsed(text: str) -> tuple[str, Any]:
+    """One `--set a.b=value`; the value is TOML, or a plain word."""
     key, separator, raw = text.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"--set {text!r}: write key=value, for example --set method.name=ds-fl")
@@ -165,7 +169,12 @@ def _override(values: dict[str, Any], text: str) -> None:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw.strip()
-    *path, last = key.strip().split(".")
+    return key.strip(), value
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value at a dotted key; tables on the way are made."""
+    *path, last = key.split(".")
     place: Any = values
     for part in path:
         place = place[_index(place, part, key)] if isinstance(place, list) else place.setdefault(part, {})

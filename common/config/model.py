@@ -8,6 +8,8 @@ from pydantic import Field
 
 from fedstill.common.config.section import Section
 
+Precision = Literal["auto", "float32", "bfloat16", "float64"]  # float64: to tell a method's mathematics from rounding
+
 
 class LoraConfig(Section):
     """Train low-rank adapters instead of the whole model (peft)."""
@@ -25,7 +27,7 @@ class ModelConfig(Section):
     max_length: int = Field(64, ge=4)
     keep: Literal["start", "end"] = "start"
     lora: LoraConfig | None = None
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     device: str = "auto"
 
 
@@ -52,7 +54,7 @@ class LearnerConfig(Section):
     max_length: int | None = Field(None, ge=4)
     lora: LoraConfig | None = None
     device: str = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     threads: int | None = Field(None, ge=1)
 
     def model_settings(self, train: TrainConfig) -> ModelConfig:

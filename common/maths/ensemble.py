@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstill.common.states import LazyState, State, blocks_of, shapes_of
 
-Matrix = NDArray[np.float32]
+Matrix = NDArray[Any]  # float32, or float64 where models have that
 
 
 def by_size(sizes: Mapping[str, int]) -> dict[str, float]:
@@ -26,12 +27,17 @@ def uniform(names: Sequence[str]) -> dict[str, float]:
     return {name: 1.0 / len(names) for name in names}
 
 
+def precision_of(*arrays: NDArray[Any]) -> type[np.floating[Any]]:
+    """float64 if one of the arrays has it, else float32."""
+    return np.float64 if any(array.dtype == np.float64 for array in arrays) else np.float32
+
+
 def softmax(logits: Matrix, temperature: float = 1.0) -> Matrix:
     """Probabilities of each row."""
     scaled = logits.astype(np.float64) / temperature
     scaled -= scaled.max(axis=-1, keepdims=True)
     powers = np.exp(scaled)
-    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), np.float32)
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), precision_of(logits))
 
 
 def by_class(counts: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float64]]:
@@ -45,7 +51,7 @@ def mean_predictions(
 ) -> Matrix:
     """z = sum_k w_k z_k, in the order of `weights`, not of arrival (eq. 10); C weights a site count class by class."""
     total = sum(weights[name] * predictions[name].astype(np.float64) for name in weights)
-    return np.asarray(total, dtype=np.float32)
+    return np.asarray(total, dtype=precision_of(*predictions.values()))
 
 
 def entropy_reduction(mean: Matrix, temperature: float = 0.1) -> Matrix:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstill.common.maths.ensemble import Matrix, mean_predictions
+from fedstill.common.maths.ensemble import Matrix, mean_predictions, precision_of
 
 Aggregation = Literal["mean", "median", "trimmed", "cronus", "krum", "spectral"]
-Stack = NDArray[np.float32]
+Stack = NDArray[Any]
 
 SPREAD = 1.4826  # times the median distance from the median is the standard deviation of a normal sample
 STEPS = 20  # of fixed-point iterations, which stand still long before
@@ -36,25 +36,25 @@ def combine(
     total = found.sum(axis=-1, keepdims=True)
     nothing = total <= 0  # such as the median of votes for three different classes
     plain = mean_predictions(predictions, dict.fromkeys(weights, 1.0 / len(weights))) if nothing.any() else found
-    return np.asarray(np.where(nothing, plain, found / np.where(nothing, 1.0, total)), np.float32)
+    return np.asarray(np.where(nothing, plain, found / np.where(nothing, 1.0, total)), precision_of(found))
 
 
 def median(stack: Stack) -> Matrix:
     """The middle of what the sites say, number by number."""
-    return np.asarray(np.median(stack, axis=0), np.float32)
+    return np.asarray(np.median(stack, axis=0), precision_of(stack))
 
 
 def trimmed_mean(stack: Stack, share: float = 0.2) -> Matrix:
     """The mean without the `share` highest and lowest, at least one of each while a site remains, number by number."""
     sites = len(stack)
     cut = min(max(1, int(share * sites)), (sites - 1) // 2)
-    return np.asarray(np.sort(stack.astype(np.float64), axis=0)[cut : sites - cut].mean(axis=0), np.float32)
+    return np.asarray(np.sort(stack.astype(np.float64), axis=0)[cut : sites - cut].mean(axis=0), precision_of(stack))
 
 
 def cronus(stack: Stack, bound: float = 4.0) -> Matrix:
     """The mean of what the filter of Diakonikolas et al. keeps of each text's predictions."""
     kept = cronus_filter(stack, bound)[..., None]
-    return np.asarray((stack * kept).sum(axis=0, dtype=np.float64) / kept.sum(axis=0), np.float32)
+    return np.asarray((stack * kept).sum(axis=0, dtype=np.float64) / kept.sum(axis=0), precision_of(stack))
 
 
 def cronus_filter(stack: Stack, bound: float = 4.0) -> NDArray[np.bool_]:
@@ -86,7 +86,7 @@ def krum(stack: Stack, liars: int | None = None) -> Matrix:
     scores = krum_scores(stack, liars)
     lied = _liars(len(stack), liars)
     kept = np.sort(np.argsort(scores, kind="stable")[: len(stack) - lied])
-    return np.asarray(stack[kept].mean(axis=0, dtype=np.float64), np.float32)
+    return np.asarray(stack[kept].mean(axis=0, dtype=np.float64), precision_of(stack))
 
 
 def krum_scores(stack: Stack, liars: int | None = None) -> NDArray[np.float64]:
@@ -121,7 +121,7 @@ def spectral(stack: Stack) -> Matrix:
     unit = rest[kept] / np.where(spread[kept] > 0, spread[kept], 1.0)[:, None, None]
     mean = np.tensordot(weights / weights.sum(), unit, axes=1)
     middle = biweight(np.column_stack([offset, spread])[kept], weights)
-    return np.asarray(middle[:-1] + middle[-1] * mean, np.float32)
+    return np.asarray(middle[:-1] + middle[-1] * mean, precision_of(stack))
 
 
 def biweight(values: NDArray[np.float64], weights: NDArray[np.float64], reach: float = 4.685) -> NDArray[np.float64]:

@@ -206,6 +206,8 @@ def load_mixed(config: ModelConfig, outputs: int, seed: int) -> MixedModel:
     """BERT2BERT from the encoder that the configuration names, or its text-to-text model; new parts from the seed."""
     if config.lora is not None:
         raise ModelError(f"model {config.name}: a run with task mixed trains whole models; take lora out")
+    if config.precision == "float64":
+        raise ModelError(f"model {config.name}: a run with task mixed has no precision float64; take it out")
     device = pick_device(config.device)
     source, changes, local = locate(config.name)
     from transformers import AutoConfig, AutoTokenizer

@@ -102,17 +102,17 @@ class Learner:
         found: Tensor = self.model(texts.batch(rows))
         return found
 
-    def predict(self, texts: Encoded, rows: Rows, dropout: bool = False) -> NDArray[np.float32]:
+    def predict(self, texts: Encoded, rows: Rows, dropout: bool = False) -> NDArray[Any]:
         """Logits of `rows`, in larger batches of similar length, in the order of `rows`."""
         self.model.train(dropout)
         order = np.argsort(texts.lengths()[rows], kind="stable")
-        found: NDArray[np.float32] | None = None
+        found: NDArray[Any] | None = None
         with torch.inference_mode():
             for start in range(0, len(rows), 4 * self.batch_size):
                 places = order[start : start + 4 * self.batch_size]
                 part = self.model(texts.batch(rows[places])).cpu().numpy()
                 if found is None:
-                    found = np.empty((len(rows), part.shape[1]), np.float32)
+                    found = np.empty((len(rows), part.shape[1]), part.dtype)
                 found[places] = part
         return np.empty((0, len(self.model.task.labels)), np.float32) if found is None else found
 

@@ -31,6 +31,10 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
     with quiet(), seeded(seed):
         settings = try_loading(config.name, "configuration", AutoConfig.from_pretrained, source, **offline)
         _check_label_order(config.name, settings, task)
+        if config.precision == "float64" and settings.model_type == "xlnet":
+            raise ModelError(
+                f"model {config.name}: XLNet computes its positions in float32; take precision float64 out"
+            )
         for key, value in (changes | names).items():
             setattr(settings, key, value)
         tokenizer = try_loading(config.name, "tokenizer", AutoTokenizer.from_pretrained, source, **offline)
@@ -41,7 +45,7 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
             kind.from_pretrained,
             source,
             config=settings,
-            dtype=torch.float32,
+            dtype=torch.float64 if config.precision == "float64" else torch.float32,
             use_safetensors=True,
             ignore_mismatched_sizes=True,
             output_loading_info=True,

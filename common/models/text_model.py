@@ -41,6 +41,11 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """What half precision computed, in float32; float64 stays."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 class TextModel(nn.Module):
     """A classifier of texts with its own tokenizer: `encode` once, then `forward` batch by batch."""
 
@@ -58,17 +63,22 @@ class TextModel(nn.Module):
         if self.writes:
             self._words = _label_tokens(tokenizer, task).to(device)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights: float64 where that was asked for, else float32."""
+        found: torch.dtype = next(self.net.parameters()).dtype
+        return found
+
     def encode(self, texts: Sequence[Text]) -> Encoded:
         """Token numbers of the texts, for `Encoded.batch`."""
         return encode(self.tokenizer, texts, self.max_length)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Logits (texts x classes) in float32."""
+        """Logits (texts x classes), in float32 or in the model's own float64."""
         inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = self._write(inputs) if self.writes else self.net(**inputs).logits
-        found: Tensor = logits.float()
-        return found
+        return at_least_float32(logits)
 
     def with_states(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits, and the encoder's hidden states (texts x tokens x width) from the embeddings to the last layer."""
@@ -80,7 +90,7 @@ class TextModel(nn.Module):
             else:
                 output = self.net(**inputs, output_hidden_states=True)
                 logits, states = output.logits, output.hidden_states
-        return logits.float(), tuple(state.float() for state in states)
+        return at_least_float32(logits), tuple(at_least_float32(state) for state in states)
 
     # --- texts as points in embedding space ---
 
@@ -127,7 +137,7 @@ class TextModel(nn.Module):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             if not self.writes:
                 logits = self.net(inputs_embeds=theta, attention_mask=mask).logits
-                return logits.float(), labels
+                return at_least_float32(logits), labels
             base, targets = self._base(), self._words[labels]
             states = base.get_encoder()(inputs_embeds=theta, attention_mask=mask).last_hidden_state
             output = self.net(
@@ -137,7 +147,7 @@ class TextModel(nn.Module):
                 use_cache=False,
             )
         there = targets >= 0
-        return output.logits.float()[there], targets[there]
+        return at_least_float32(output.logits)[there], targets[there]
 
     def _base(self) -> Any:
         return self.net.get_base_model() if self.adapted else self.net
@@ -159,7 +169,7 @@ class TextModel(nn.Module):
             decoder_input_ids=base.prepare_decoder_input_ids_from_labels(targets),
             use_cache=False,
         )
-        said = output.logits.float().log_softmax(dim=-1)
+        said = at_least_float32(output.logits).log_softmax(dim=-1)
         # Padded places hold -100; they read token 0 and are then left out of the sum.
         tokens = said.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         scores: Tensor = tokens.masked_fill(targets < 0, 0.0).sum(dim=-1)

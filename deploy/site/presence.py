@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-from logging import WARN
+import logging
 from pathlib import Path
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-from flwr.common.logger import log
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
-from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import SiteFile
 from fedstill.common.lock import only_one
 from fedstill.deploy.coordinator.keys import fingerprint, public_half, read_key
+from fedstill.deploy.flower_internals import (
+    HEARTBEAT_DEFAULT_INTERVAL,
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    FleetStub,
+    public_key_to_bytes,
+)
 from fedstill.deploy.site.probe import signed
 
 
@@ -55,7 +57,9 @@ def sign_off(site: SiteFile, state: Path) -> bool:
                 write_atomically(known, json.dumps({"key": fingerprint(public_half(key)), "node": node}))
                 return _away(fleet, key, node)
         except grpc.RpcError as error:
-            log(WARN, "the SuperLink could not be told that this site begins anew: %s", error.details())
+            logging.getLogger("flwr").warning(
+                "the SuperLink could not be told that this site begins anew: %s", error.details()
+            )
             return False
     return True
 

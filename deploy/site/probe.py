@@ -16,13 +16,19 @@ from pathlib import Path
 import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from fedstill.deploy.coordinator.certificates import weaknesses
+from fedstill.deploy.flower_internals import (
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    ActivateNodeRequest,
+    FleetStub,
+    now,
+    public_key_to_bytes,
+    sign_message,
+)
 
 FARTHEST = 3600.0  # seconds to either side in which the SuperLink's clock is looked for
 STEP = 150.0  # half of the window that it leaves open

@@ -6,13 +6,14 @@ without it: it looks well, and is never asked again. Ended, it is started anew b
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
-from logging import ERROR
 
-from flwr.common.logger import log
-from flwr.supernode.cli import flower_supernode
+from fedstill.deploy.flower_internals import (
+    flower_supernode,
+)
 
 CODE = 70  # not 0, so that systemd's Restart=on-failure sees it
 
@@ -20,7 +21,9 @@ CODE = 70  # not 0, so that systemd's Restart=on-failure sees it
 def end_with_thread(arguments: threading.ExceptHookArgs) -> None:
     """Say what happened, and end the process."""
     threading.__excepthook__(arguments)
-    log(ERROR, "a thread of the SuperNode died (%s); the SuperNode ends, to be started again", arguments.exc_value)
+    logging.getLogger("flwr").error(
+        "a thread of the SuperNode died (%s); the SuperNode ends, to be started again", arguments.exc_value
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(CODE)

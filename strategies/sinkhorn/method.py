@@ -130,7 +130,7 @@ class ConfidentDistillation(Method):
         w = self._weights(h, sizes, centres)
         means = dict(zip(who, w.mean(axis=1).tolist(), strict=True))  # over texts: what a picture of the run shows
         fed.event("weights", weighting=self.p.weighting, weights=means)
-        weights = torch.from_numpy(w.astype(np.float32)).to(device)
+        weights = torch.from_numpy(w.astype(h.dtype)).to(device)
         return lambda logits, places: (
             (weights[:, places] * self.distance(logits, teachers[:, places])).sum(dim=0).mean()
         )

@@ -112,6 +112,17 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
     return make
 
 
+def precise(config: RunConfig) -> RunConfig:
+    """The same run in float64, for methods that are compared with their definition.
+
+    Two float32 ways to one number differ in its last bit, differently on every processor, and Adam's first steps make
+    whole steps of gradients that are nothing but such bits. In float64 what is left is 1e-12.
+    """
+    exact = {"precision": "float64"}
+    sites = [site.model_copy(update=exact) for site in config.sites]
+    return config.model_copy(update={"central": config.central.model_copy(update=exact), "sites": sites})
+
+
 def spoil(node: Node, change: Callable[[Ask, Reply], Reply]) -> None:
     """Make a site answer something else than its model says."""
     honest = node.answer

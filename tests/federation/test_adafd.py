@@ -18,7 +18,7 @@ from fedstill.strategies import find_method
 from fedstill.strategies.adafd.method import BETAS
 from tests.unit.strategies.test_llm import Oracle
 
-from .conftest import Federation, spoil, streams, with_nan
+from .conftest import Federation, precise, spoil, streams, with_nan
 from .test_methods import flat
 
 Make = Callable[..., Federation]
@@ -56,7 +56,7 @@ def plain_round(two: Federation, *, rule: str, authors: bool, tau: float) -> lis
     else:
         raw = [np.exp(-5 * loss) for loss in losses]  # eq. 7
     w = [r / sum(raw) for r in raw]
-    zhat = (w[0] * z[0] + w[1] * z[1]).float()  # eq. 8
+    zhat = w[0] * z[0] + w[1] * z[1]  # eq. 8
     two.central.begin_round(1)
 
     def distance(logits: torch.Tensor, i: np.ndarray) -> torch.Tensor:
@@ -90,15 +90,15 @@ def test_a_round_is_the_algorithm_written_out(federation: Make, small: Small, ru
     preset = "authors_code" if authors else "paper"
     changes = (*QUICK, f"method.preset={preset}", f"method.weighting={rule}", "method.local_epochs=2",
                "method.distill_epochs=2", "method.temperature=2.0")  # fmt: skip
-    one, two = federation(small(*changes)), federation(small(*changes))
+    one, two = federation(precise(small(*changes))), federation(precise(small(*changes)))
     one.run()
     weights = plain_round(two, rule=rule, authors=authors, tau=2.0)
     told = one.events("weights")[0]["weights"]
     assert [told["north"], told["south"]] == pytest.approx(weights, rel=1e-6)
     assert told["north"] != told["south"]
-    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-5)
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-9)
     for node, other in zip(one.nodes, two.nodes, strict=True):
-        assert torch.allclose(flat(node.learner), flat(other.learner), atol=1e-5)
+        assert torch.allclose(flat(node.learner), flat(other.learner), atol=1e-9)
 
 
 def test_without_a_site_the_other_has_all_the_weight(federation: Make, small: Small) -> None:

@@ -14,7 +14,7 @@ from fedstill.common.config import RunConfig
 from fedstill.common.models.learner import Learner
 from fedstill.common.practice import Practice
 
-from .conftest import Federation
+from .conftest import Federation, precise
 
 Make = Callable[..., Federation]
 Small = Callable[..., RunConfig]
@@ -33,7 +33,7 @@ def train_alone(federation: Federation, epochs: int, step: int, number: int = 1)
 
 def test_fedavg_is_the_mean_by_size_of_what_the_sites_trained(federation: Make, small: Small) -> None:
     changes = ("method.name=fedavg", "rounds=1", "sites.south.model=tiny-bert", "data.partition=dirichlet-clients")
-    one, two = federation(small(*changes)), federation(small(*changes))
+    one, two = federation(precise(small(*changes))), federation(precise(small(*changes)))
     one.run()
     theta = two.central.weights()
     for node in two.nodes:
@@ -45,7 +45,7 @@ def test_fedavg_is_the_mean_by_size_of_what_the_sites_trained(federation: Make, 
     states = [node.learner.weights() for node in two.nodes]
     for name, value in one.central.weights().items():
         mean = (sizes[0] * states[0][name].astype(np.float64) + sizes[1] * states[1][name]) / sum(sizes)
-        assert np.allclose(value, mean, atol=1e-6), name
+        assert np.allclose(value, mean, atol=1e-12), name
     assert one.events("round_finished")[0]["metrics"]["loss"] > 0
 
 
@@ -56,7 +56,7 @@ def test_fedavg_refuses_different_models(federation: Make, small: Small) -> None
 
 def test_dsfl_sharpens_the_mean_of_probabilities_and_everybody_distils_it(federation: Make, small: Small) -> None:
     changes = ("method.name=ds-fl", "rounds=1", "method.distill_epochs=2", "method.temperature=0.5")
-    one, two = federation(small(*changes)), federation(small(*changes))
+    one, two = federation(precise(small(*changes))), federation(precise(small(*changes)))
     one.run()
     train_alone(two, 1, step=0)
     rows = np.arange(40)
@@ -68,7 +68,7 @@ def test_dsfl_sharpens_the_mean_of_probabilities_and_everybody_distils_it(federa
         target = F.softmax(torch.stack(probabilities).mean(dim=0) / 0.5, dim=-1)
     two.central.begin_round(1)
     two.central.distil(rows, target.numpy(), "soft", 2, Practice())
-    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-5)
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-9)
     for node, other in zip(one.nodes, two.nodes, strict=True):
         with other.learner.at(1, 2):
             other.learner.fit(
@@ -79,7 +79,7 @@ def test_dsfl_sharpens_the_mean_of_probabilities_and_everybody_distils_it(federa
                 "distil",
                 Practice(),
             )
-        assert torch.allclose(flat(node.learner), flat(other.learner), atol=1e-5)
+        assert torch.allclose(flat(node.learner), flat(other.learner), atol=1e-9)
 
 
 def plain_fedid(two: Federation, *, authors: bool, feedback: bool) -> None:
@@ -107,7 +107,7 @@ def plain_fedid(two: Federation, *, authors: bool, feedback: bool) -> None:
         z = [s.detach() for s in said]
         if authors:
             y = F.softmax(sum(w * s for w, s in zip(weights, z, strict=True)), dim=-1)
-            target = sum(w * F.one_hot(s.argmax(-1), 2).float() for w, s in zip(weights, z, strict=True))
+            target = sum(w * F.one_hot(s.argmax(-1), 2).double() for w, s in zip(weights, z, strict=True))
         else:
             y = target = sum(w * F.softmax(s, dim=-1) for w, s in zip(weights, z, strict=True))  # eq. 10
         h = 0.0
@@ -127,7 +127,7 @@ def plain_fedid(two: Federation, *, authors: bool, feedback: bool) -> None:
             student.learner.model.train()
             guess = student.learner.model(student.public.batch(rows)).log_softmax(-1)
             central.zero_grad()
-            (-(target.float() * guess).sum(-1).mean()).backward()  # eq. 11
+            (-(target * guess).sum(-1).mean()).backward()  # eq. 11
             central.step()
         h = h - validation() if feedback else 0.0  # eq. 12, as a difference
         for k, node in enumerate(nodes):  # 2f, eqs. 13 to 15
@@ -135,7 +135,7 @@ def plain_fedid(two: Federation, *, authors: bool, feedback: bool) -> None:
                 sites[k] = torch.optim.AdamW(node.learner.parameters, lr=1e-3, weight_decay=0.0)
                 loss = F.cross_entropy(said[k], y.argmax(-1))
             else:
-                loss = -(y.float() * said[k].log_softmax(-1)).sum(-1).mean()
+                loss = -(y * said[k].log_softmax(-1)).sum(-1).mean()
             loss = loss + weights[k] * h * F.cross_entropy(said[k], z[k].argmax(-1))
             sites[k].zero_grad()
             loss.backward()
@@ -149,16 +149,16 @@ def test_fedid_is_its_algorithm_written_out(federation: Make, small: Small, auth
     changes = [f"method.preset={preset}", f"method.feedback={mode}", "rounds=1", "method.distill_epochs=1"]
     if authors:
         changes += ["method.schedule=constant", "method.optimizer_state=fresh"]
-    one, two = federation(small(*changes)), federation(small(*changes))
+    one, two = federation(precise(small(*changes))), federation(precise(small(*changes)))
     one.run()
     plain_fedid(two, authors=authors, feedback=feedback)
     sizes = {node.name: len(node.private) for node in two.nodes}
     told = one.events("weights")
     assert [event["round"] for event in told] == [1]
     assert told[0]["weights"] == {name: size / sum(sizes.values()) for name, size in sizes.items()}
-    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=2e-5)
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-9)
     for node, other in zip(one.nodes, two.nodes, strict=True):
-        assert torch.allclose(flat(node.learner), flat(other.learner), atol=2e-5)
+        assert torch.allclose(flat(node.learner), flat(other.learner), atol=1e-9)
 
 
 def test_scalar_feedback_changes_the_sites(federation: Make, small: Small) -> None:

@@ -21,7 +21,7 @@ from fedstill.common.wire.spool import Spool
 from fedstill.strategies import find_method
 from fedstill.strategies.base import QuorumLost
 
-from .conftest import Federation, spoil, streams
+from .conftest import Federation, precise, spoil, streams
 
 Make = Callable[..., Federation]
 Small = Callable[..., RunConfig]
@@ -37,7 +37,7 @@ def more_sites(count: int) -> str:
 
 @pytest.fixture
 def make(federation: Make, small: Small) -> Callable[..., Federation]:
-    return lambda name, *changes: federation(small(f"method.name={name}", *QUICK, *SAME, *changes))
+    return lambda name, *changes: federation(precise(small(f"method.name={name}", *QUICK, *SAME, *changes)))
 
 
 def fit(node: Node, place: tuple[int, int], extra: Callable[[], Tensor] | None = None, times: int = 1) -> None:
@@ -78,9 +78,7 @@ def pull(node: Node, anchor: Arrays, strength: float) -> Callable[[], Tensor]:
 def mean(states: list[Arrays], sizes: list[int]) -> Arrays:
     shares = [size / sum(sizes) for size in sizes]
     return {
-        name: sum(w * state[name].astype(np.float64) for w, state in zip(shares, states, strict=True)).astype(
-            np.float32
-        )
+        name: sum(w * state[name].astype(np.float64) for w, state in zip(shares, states, strict=True))
         for name in states[0]
     }
 
@@ -91,7 +89,7 @@ def sizes_of(made: Federation) -> list[int]:
     return sizes
 
 
-def assert_state(found: Arrays, wanted: Arrays, atol: float = 5e-5) -> None:
+def assert_state(found: Arrays, wanted: Arrays, atol: float = 1e-9) -> None:
     assert found.keys() >= wanted.keys()
     for name, value in wanted.items():
         if name.endswith("key.bias"):

@@ -23,7 +23,7 @@ from fedstill.strategies import find_method
 from fedstill.strategies.sinkhorn.method import Sinkhorn, support_points
 from fedstill.strategies.sinkhorn.noise import noise_texts
 
-from .conftest import Federation, spoil
+from .conftest import Federation, precise, spoil
 from .test_methods import flat, train_alone
 
 Make = Callable[..., Federation]
@@ -180,14 +180,14 @@ def test_the_method_is_its_algorithm_written_out(
 ) -> None:
     flag = f"method.without_forgetting={str(forgetting).lower()}"
     changes = (f"method.name={name}", f"method.weighting={weighting}", flag, "data.partition=dirichlet-clients", *QUICK)
-    one, two = federation(small(*changes)), federation(small(*changes))
+    one, two = federation(precise(small(*changes))), federation(precise(small(*changes)))
     one.run()
     losses, weights = plain(two, weighting, distance, forgetting)
     told = one.events("weights")[0]["weights"]
     assert list(told) == ["north", "south", "central"][: len(weights)]
     assert list(told.values()) == pytest.approx(weights, abs=1e-5)
     assert one.events("round_finished")[0]["metrics"]["loss"] == pytest.approx(losses[-1], abs=1e-5)
-    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=2e-5)
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-9)
     for node, other in zip(one.nodes, two.nodes, strict=True):
         assert torch.equal(flat(node.learner), flat(other.learner))
 

@@ -325,7 +325,7 @@ def test_fedkd_mutual_sends_thin_factors_both_ways_and_all_hold_the_same(federat
             assert all(np.array_equal(value, kept[name]) for name, value in made.central.weights().items())
             assert node.kept["shared"]["optimizer"]
         like = made.central.weights()
-        ends[svd] = recompose(first[1].arrays, like), first[0].settings["share"], second[0].settings["share"]
+        ends[svd] = recompose(first[1].arrays, like), first[0].settings.get("share"), second[0].settings.get("share")
     whole, packed = ends[False][0], ends[True][0]
     assert size[False][0] == pytest.approx(sum(v.nbytes for v in whole.values()), rel=0.01)  # 4 P of the student
     assert size[True][0] < 0.75 * size[False][0]  # AdamW makes changes of nearly full rank

@@ -1,0 +1,32 @@
+"""The only file that uses Flower's private API: what a site's checks and its sign-off need and nobody publishes.
+
+When the pin on flwr moves, this is the file to look at.
+"""
+
+from flwr.common.constant import (
+    HEARTBEAT_DEFAULT_INTERVAL,
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+)
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supernode.cli import flower_supernode
+
+__all__ = [
+    "HEARTBEAT_DEFAULT_INTERVAL",
+    "PUBLIC_KEY_HEADER",
+    "SIGNATURE_HEADER",
+    "SYSTEM_TIME_TOLERANCE",
+    "TIMESTAMP_HEADER",
+    "ActivateNodeRequest",
+    "DeactivateNodeRequest",
+    "FleetStub",
+    "flower_supernode",
+    "now",
+    "public_key_to_bytes",
+    "sign_message",
+]
