@@ -31,7 +31,7 @@ from fedstill.server.results import Results, scores_in
 from fedstill.strategies import Method, find_verb, make_method
 from fedstill.strategies.base import QuorumLost, Round
 from fedstill.strategies.generic import Train, evaluate, evaluate_alone
-from fedstill.strategies.verbs import Nothing
+from fedstill.strategies.verbs import Nothing, Verb
 
 
 class Federation:
@@ -49,21 +49,11 @@ class Federation:
         self.late: dict[str, str] = {}  # sites that were late or lost in this round, and why
         self.away: dict[str, str] = {}  # those that have not been heard of since
         self._step, self._phase = 0, "start"
-        self._link: Link | None = None
+        self.link: Link  # how the sites are reached; there from `run` on
+        self.sites: dict[str, Facts] = {}  # with what each said of itself when it joined, in the run's order
         self.method.prepare(self)
 
     # --- what a method uses ---
-
-    @property
-    def link(self) -> Link:
-        """How the sites are reached."""
-        assert self._link is not None, "the federation has not been started"
-        return self._link
-
-    @property
-    def sites(self) -> dict[str, Facts]:
-        """Every site with what it said of itself when it joined, in the run's order."""
-        return self.link.sites
 
     @property
     def public_rows(self) -> np.ndarray:
@@ -114,7 +104,7 @@ class Federation:
     def run(self, link: Link, resume: bool = False, began: float | None = None) -> Facts:
         """All rounds over a link that the sites have joined; returns the summary."""
         began = time.perf_counter() if began is None else began
-        self._link = link
+        self.link, self.sites = link, link.sites
         self._drive(self.method.check_sites(self))
         self.costs.setup += time.perf_counter() - began
         self.record.event("joined", sites=link.sites)
@@ -175,7 +165,7 @@ class Federation:
         parts = {name: coded.part_for(name, place) for name in names if name not in self.late}
         exchange = self.config.exchange
         deadline = exchange.step_deadline if verb.quick else exchange.train_deadline
-        replies = dict(self._usable(ask, self.link.deliver(parts, deadline)))
+        replies = dict(self._usable(verb, ask, self.link.deliver(parts, deadline)))
         wall = time.perf_counter() - began
         self.costs.exchanged(self._phase, wall, replies.values(), before, self.link.traffic())
         needed = self.quorum(len(names))
@@ -186,7 +176,7 @@ class Federation:
             )
         return [replies[name] for name in names if name in replies]
 
-    def _usable(self, ask: Ask, outcomes: Iterable[Reply | Failure]) -> Iterable[tuple[str, Reply]]:
+    def _usable(self, verb: Verb, ask: Ask, outcomes: Iterable[Reply | Failure]) -> Iterable[tuple[str, Reply]]:
         for outcome in outcomes:
             reason = outcome.reason if isinstance(outcome, Failure) else None
             if isinstance(outcome, Failure) and outcome.gone:
@@ -195,6 +185,7 @@ class Federation:
                 try:
                     reply = replace(outcome, arrays=unpack(outcome.arrays))
                     check_metrics(reply, self.sites[reply.node])
+                    verb.check(reply)
                     check_reply(ask, reply)
                 except (ValueError, OverflowError) as error:
                     reason = str(error)

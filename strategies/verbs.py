@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.common.config import Leaving
 from fedstill.common.wire import Ask, Facts, Reply, WireError
-from fedstill.common.wire.checks import all_of
-from fedstill.common.wire.typed import Message, check_parts, fields_of, to_wire
+from fedstill.common.wire.typed import Message, check_parts, form_of, to_wire
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node
@@ -68,8 +67,7 @@ class Verb:
         for site, values in (each or {}).items():
             own, facts = to_wire(self.message, values)
             parts[site] = {**own, **facts}
-        checks = (self.check,) if check is None else (self.check, check)
-        return Ask(self.name, arrays, settings, parts, to, all_of(*checks), optional)
+        return Ask(self.name, arrays, settings, parts, to, check, optional)
 
     def check(self, reply: Reply) -> None:
         """Refuse a Reply that does not have the parts of this verb's answer."""
@@ -114,5 +112,5 @@ def _message_types(name: str, work: Callable[..., Any]) -> tuple[type[Message], 
     if len(kinds) != 2 or not all(isinstance(kind, type) and issubclass(kind, Message) for kind in kinds):
         raise TypeError(f"verb {name}: write its function as (site: Node, message: SomeMessage) -> SomeMessage")
     for kind in kinds:
-        fields_of(kind)  # a field whose type cannot be read fails here, not in a run
+        form_of(kind)  # a field whose type cannot be read fails here, not in a run
     return kinds[0], kinds[1]

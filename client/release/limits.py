@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.common.checkpoint import write_atomically
-from fedstill.common.config import ConfigError, Leaving, RunConfig, SiteConfig
+from fedstill.common.config import ConfigError, RunConfig, SiteConfig
 from fedstill.common.wire import Ask, Reply
 from fedstill.common.wire.typed import undeclared
-from fedstill.strategies import all_verbs
+from fedstill.strategies import VERBS, all_verbs
 from fedstill.strategies.verbs import Verb
 
 MB = 1_000_000
@@ -56,7 +56,6 @@ class Gate:
         """The node's answer, if the limits allow it before and after it is worked out."""
         try:
             verb = self._allowed(ask.verb)
-            self._check_kinds(verb.leaves)
             self._spend(0)  # a limit that is reached already costs no work
             reply = self._answer(ask)
             self._check_declared(verb, reply)
@@ -66,24 +65,24 @@ class Gate:
         return reply
 
     def _allowed(self, name: str) -> Verb:
-        allowed, known = self.site.limits.verbs, all_verbs()
-        if allowed is not None and name not in allowed:
-            raise Refused(f"limits.verbs has only {', '.join(allowed) or 'nothing'}")
-        if name not in known:
+        """The verb, if the limits let its answers out."""
+        limits = self.site.limits
+        if limits.verbs is not None and name not in limits.verbs:
+            raise Refused(f"limits.verbs has only {', '.join(limits.verbs) or 'nothing'}")
+        verb = VERBS.get(name) or all_verbs().get(name)
+        if verb is None:
             raise Refused("no method that is installed here has this verb")
-        return known[name]
+        for kind in verb.leaves:
+            if kind not in limits.leave:
+                only = ", ".join(limits.leave) or "nothing"
+                raise Refused(f"the answer holds {kind}, and limits.leave has only {only}")
+        return verb
 
     def _check_declared(self, verb: Verb, reply: Reply) -> None:
         """What is not declared does not leave, whatever a verb's function returned."""
         extra = undeclared(verb.answer, (name.removesuffix(".bounds") for name in reply.arrays))
         if extra:
             raise Refused(f"the answer holds {extra[0]!r}, and {verb.name} does not declare it")
-
-    def _check_kinds(self, kinds: tuple[Leaving, ...]) -> None:
-        allowed = self.site.limits.leave
-        for kind in kinds:
-            if kind not in allowed:
-                raise Refused(f"the answer holds {kind}, and limits.leave has only {', '.join(allowed) or 'nothing'}")
 
     def _spend(self, size: int) -> None:
         """Count bytes before they leave, or refuse them; with 0, whether there is any room left."""

@@ -46,7 +46,7 @@ class MixedModel(TextModel):
             net.config.model_type if net.config.model_type != "encoder-decoder" else net.encoder.config.model_type
         )
         self.writes, self.adapted = True, False
-        self.smoothing = 0.0
+        self.smoothing, self.dtype = 0.0, torch.float32
         settings = net.encoder.config
         width = settings.hidden_size
         self.pooler = nn.Linear(width, width)

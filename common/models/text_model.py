@@ -58,16 +58,11 @@ class TextModel(nn.Module):
         self.device = device
         self.bf16 = bf16
         self.family: str = net.config.model_type
+        self.dtype: torch.dtype = next(net.parameters()).dtype  # float64 where that was asked for, else float32
         self.writes: bool = bool(net.config.is_encoder_decoder)
         self.adapted: bool = hasattr(net, "peft_config")
         if self.writes:
             self._words = _label_tokens(tokenizer, task).to(device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights: float64 where that was asked for, else float32."""
-        found: torch.dtype = next(self.net.parameters()).dtype
-        return found
 
     def encode(self, texts: Sequence[Text]) -> Encoded:
         """Token numbers of the texts, for `Encoded.batch`."""
@@ -78,7 +73,8 @@ class TextModel(nn.Module):
         inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = self._write(inputs) if self.writes else self.net(**inputs).logits
-        return at_least_float32(logits)
+        found: Tensor = logits if logits.dtype == torch.float64 else logits.float()
+        return found
 
     def with_states(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits, and the encoder's hidden states (texts x tokens x width) from the embeddings to the last layer."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstill.common.states import State, blocks_of, differences, kinds_of, shapes_of
+from fedstill.common.states import LazyState, State, blocks_of, differences, kinds_of, shapes_of
 from fedstill.common.wire.encoding import Facts
 from fedstill.common.wire.errors import WireError
 from fedstill.common.wire.messages import Ask, Reply, items
@@ -88,8 +88,10 @@ def shaped(shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Reply], None]:
 
 def check_reply(ask: Ask, reply: Reply) -> None:
     """Refuse a Reply with numbers that are not finite, or that is not what the Ask wanted."""
+    lazy = isinstance(reply.arrays, LazyState)
     for name in reply.arrays:
-        if not all(np.isfinite(block).all() for block in blocks_of(reply.arrays, name)):
+        blocks = blocks_of(reply.arrays, name) if lazy else (reply.arrays[name],)
+        if not all(np.isfinite(block).all() for block in blocks):
             raise WireError(f"array {name!r} has NaN or infinite values")
     if ask.check is not None:
         ask.check(reply)

@@ -10,7 +10,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -20,7 +20,15 @@ from fedstill.common.wire.encoding import Facts
 from fedstill.common.wire.errors import WireError
 
 _MISSING = dataclasses.MISSING
-_FIELDS: dict[type, tuple[Field, ...]] = {}
+_JSON = {
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    bool: (bool,),
+    list: (list,),
+    dict: (dict,),
+    tuple: (list, tuple),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,162 +36,163 @@ class Field:
     """How one field of a message travels."""
 
     name: str
-    kind: str  # array, state, facts, practice or fact
-    types: tuple[Any, ...]
-    default: Any
     key: str  # on the wire
+    kind: str  # array, state, facts, practice or fact
+    default: Any
+    required: bool
+    wanted: str  # its types, in words
+    fits: tuple[type, ...]  # the JSON types that it takes; () for any
+    choices: tuple[Any, ...]  # the values that it takes; () for any
+    is_tuple: bool
 
-    @property
-    def is_tuple(self) -> bool:
-        """Whether a list on the wire is a tuple here."""
-        return any(typing.get_origin(kind) is tuple for kind in self.types)
 
-    @property
-    def required(self) -> bool:
-        """Whether a message without it is refused."""
-        return self.default is _MISSING
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What a kind of message is made of, worked out once."""
+
+    fields: tuple[Field, ...]
+    arrays: frozenset[str]  # by name; others only where there is a state
+    facts: frozenset[str]
+    any_array: bool
+    any_fact: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Message:
     """What one half of a method says to the other; subclasses are frozen dataclasses."""
 
+    _form: ClassVar[Form | None] = None
+
     def to_wire(self) -> tuple[State, Facts]:
         """The arrays and facts of this message."""
-        return to_wire(type(self), {field.name: getattr(self, field.name) for field in fields_of(type(self))})
+        return to_wire(type(self), self.__dict__)
 
     @classmethod
     def from_wire(cls, arrays: State, facts: Mapping[str, Any]) -> Self:
         """The message again; a WireError names what is missing, of the wrong type or not part of it."""
-        check_parts(cls, arrays, facts)
-        values: dict[str, Any] = {}
-        named_arrays, named_facts = _keys(cls, "array"), _keys(cls, "fact")
-        for field in fields_of(cls):
-            if field.kind == "practice":
-                values[field.name] = Practice.from_facts(facts)
-            elif field.kind == "state":  # whole and as it is if it can be: a lazy state stays lazy
-                rest = {name: arrays[name] for name in arrays if name not in named_arrays} if named_arrays else arrays
-                values[field.name] = rest
-            elif field.kind == "facts":
-                values[field.name] = {key: value for key, value in facts.items() if key not in named_facts}
-            elif field.key in (arrays if field.kind == "array" else facts):
-                value = arrays[field.key] if field.kind == "array" else facts[field.key]
+        form, values = check_parts(cls, arrays, facts), dict[str, Any]()
+        for field in form.fields:
+            if field.kind == "array" and field.key in arrays:
+                values[field.name] = arrays[field.key]
+            elif field.kind == "fact" and field.key in facts:
+                value = facts[field.key]
                 values[field.name] = tuple(value) if field.is_tuple and value is not None else value
+            elif field.kind == "practice":
+                values[field.name] = Practice.from_facts(facts)
+            elif field.kind == "state":  # as it is, if it can be: a lazy state stays lazy
+                named = form.arrays
+                values[field.name] = {n: arrays[n] for n in arrays if n not in named} if named else arrays
+            elif field.kind == "facts":
+                values[field.name] = {key: value for key, value in facts.items() if key not in form.facts}
         return cls(**values)
-
-
-def check_parts(kind: type[Message], arrays: State, facts: Mapping[str, Any]) -> None:
-    """Refuse parts that are missing, of the wrong type or no part of this kind of message; no array is made."""
-    fields = fields_of(kind)
-    for field in fields:
-        if field.kind not in ("array", "fact"):
-            continue
-        there: Mapping[str, Any] = arrays if field.kind == "array" else facts
-        if field.key not in there:
-            if field.required:
-                raise WireError(f"{kind.__name__}: {field.key!r} is missing")
-        elif field.kind == "fact" and not any(_fits(facts[field.key], wanted) for wanted in field.types):
-            wanted = " or ".join(_called(one) for one in field.types)
-            value = facts[field.key]
-            raise WireError(
-                f"{kind.__name__}: {field.key!r} is {type(value).__name__} {str(value)[:40]!r} where {wanted} is wanted"
-            )
-    kinds = {field.kind for field in fields}
-    strange = undeclared(kind, arrays)
-    if "facts" not in kinds:
-        known = _keys(kind, "fact") | (frozenset(Practice.KEYS) if "practice" in kinds else frozenset())
-        strange += [key for key in facts if key not in known]
-    if strange:
-        raise WireError(f"{kind.__name__}: {strange[0][:80]!r} is no part of it")
-
-
-def undeclared(kind: type[Message], arrays: Iterable[str]) -> list[str]:
-    """The names among these that are no array of this kind of message."""
-    if any(field.kind == "state" for field in fields_of(kind)):
-        return []
-    return [name for name in arrays if name not in _keys(kind, "array")]
 
 
 def to_wire(kind: type[Message], values: Mapping[str, Any]) -> tuple[State, Facts]:
     """Some fields of a message as arrays and facts, such as those that differ from site to site."""
-    arrays: dict[str, np.ndarray] = {}
+    arrays: State = {}
     facts: Facts = {}
-    known = {field.name: field for field in fields_of(kind)}
-    for name, value in values.items():
-        field = known[name]
-        if field.kind == "state":
-            if not arrays and not _keys(kind, "array"):
-                return value, _facts(kind, values)  # whole and as it is: a lazy state stays lazy
-            arrays.update(value)
-        elif field.kind == "array" and value is not None:
-            arrays[field.key] = value
-    return arrays, {**facts, **_facts(kind, values)}
-
-
-def _facts(kind: type[Message], values: Mapping[str, Any]) -> Facts:
-    facts: Facts = {}
-    for field in fields_of(kind):
+    for field in (kind.__dict__.get("_form") or form_of(kind)).fields:
         if field.name not in values:
             continue
         value = values[field.name]
-        if field.kind == "practice":
-            facts.update(value.to_facts())
-        elif field.kind == "facts":
-            facts.update(value)
+        if field.kind == "array" and value is not None:
+            arrays = {**arrays, field.key: value}
         elif field.kind == "fact" and (field.required or value != field.default):
             facts[field.key] = list(value) if isinstance(value, tuple) else value
-    return facts
+        elif field.kind == "practice":
+            facts.update(value.to_facts())
+        elif field.kind == "state":
+            arrays = {**arrays, **value} if arrays else value
+        elif field.kind == "facts":
+            facts.update(value)
+    return arrays, facts
 
 
-def fields_of(kind: type[Message]) -> tuple[Field, ...]:
-    """How the fields of a message class travel, by their types."""
-    if kind not in _FIELDS:
+def check_parts(kind: type[Message], arrays: State, facts: Mapping[str, Any]) -> Form:
+    """Refuse parts that are missing, of the wrong type or no part of this kind of message; no array is made."""
+    form: Form = kind.__dict__.get("_form") or form_of(kind)
+    for field in form.fields:
+        there: Mapping[str, Any] = arrays if field.kind == "array" else facts
+        if field.kind not in ("array", "fact"):
+            continue
+        if field.key not in there:
+            if field.required:
+                raise WireError(f"{kind.__name__}: {field.key!r} is missing")
+        elif field.kind == "fact" and field.wanted:
+            value = facts[field.key]
+            right = value in field.choices if field.choices else isinstance(value, field.fits)
+            if not right or (type(value) is bool and bool not in field.fits):
+                said = f"{type(value).__name__} {str(value)[:40]!r}"
+                raise WireError(f"{kind.__name__}: {field.key!r} is {said} where {field.wanted} is wanted")
+    strange = [] if form.any_array else [name for name in arrays if name not in form.arrays]
+    strange += [] if form.any_fact else [key for key in facts if key not in form.facts]
+    if strange:
+        raise WireError(f"{kind.__name__}: {strange[0][:80]!r} is no part of it")
+    return form
+
+
+def undeclared(kind: type[Message], arrays: Iterable[str]) -> list[str]:
+    """The names among these that are no array of this kind of message."""
+    form = form_of(kind)
+    return [] if form.any_array else [name for name in arrays if name not in form.arrays]
+
+
+def form_of(kind: type[Message]) -> Form:
+    """How the fields of a message class travel, by their types; a type that cannot be read fails here."""
+    if kind.__dict__.get("_form") is None:
         hints = typing.get_type_hints(kind)
-        _FIELDS[kind] = tuple(_field(field, hints[field.name]) for field in dataclasses.fields(kind))
-    return _FIELDS[kind]
+        fields = tuple(_field(field, hints[field.name]) for field in dataclasses.fields(kind))
+        kinds = {field.kind for field in fields}
+        facts = {field.key for field in fields if field.kind == "fact"}
+        kind._form = Form(
+            fields,
+            frozenset(field.key for field in fields if field.kind == "array"),
+            frozenset(facts | (set(Practice.KEYS) if "practice" in kinds else set())),
+            "state" in kinds,
+            "facts" in kinds,
+        )
+    found: Form = kind.__dict__["_form"]
+    return found
 
 
 def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     parts = typing.get_args(hint) if union else (hint,)
-    kind = "fact"
-    if np.ndarray in [typing.get_origin(part) or part for part in parts]:
-        kind = "array"
-    elif hint == State:
-        kind = "state"
-    elif hint == Facts:
-        kind = "facts"
-    elif hint is Practice:
-        kind = "practice"
+    origins = [typing.get_origin(part) or part for part in parts]
     default = field.default
     if field.default_factory is not _MISSING:
         default = field.default_factory()
-    return Field(field.name, kind, parts, default, field.metadata.get("key", field.name))
-
-
-def _keys(kind: type[Message], of: str) -> frozenset[str]:
-    return frozenset(field.key for field in fields_of(kind) if field.kind == of)
+    kind = "array" if np.ndarray in origins else "fact"
+    special: dict[Any, str] = {Practice: "practice"}
+    if hint == State:
+        kind = "state"
+    elif hint == Facts:
+        kind = "facts"
+    elif hint in special:
+        kind = special[hint]
+    choices = tuple(
+        value for part in parts if typing.get_origin(part) is typing.Literal for value in typing.get_args(part)
+    )
+    choices += (None,) if choices and types.NoneType in origins else ()
+    fits = tuple(
+        json for one in origins for json in (_JSON.get(one) or ((types.NoneType,) if one is types.NoneType else ()))
+    )
+    wanted = " or ".join(map(repr, choices)) if choices else " or ".join(_called(part) for part in parts)
+    return Field(
+        field.name,
+        field.metadata.get("key", field.name),
+        kind,
+        default,
+        default is _MISSING,
+        wanted if fits or choices else "",
+        fits,
+        choices,
+        tuple in origins,
+    )
 
 
 def _called(kind: Any) -> str:
-    if typing.get_origin(kind) is typing.Literal:
-        return " or ".join(map(repr, typing.get_args(kind)))
     return str(getattr(kind, "__name__", kind))
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    origin = typing.get_origin(kind) or kind
-    if origin is typing.Literal:
-        return value in typing.get_args(kind)
-    if origin is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if origin is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if origin is tuple:
-        return isinstance(value, list | tuple)
-    if origin is types.NoneType:
-        return value is None
-    return origin is Any or isinstance(value, origin)
 
 
 def named(key: str, **options: Any) -> Any:

@@ -27,15 +27,11 @@ DOMAINS = ("_imdb", "_rotten_tomatoes")  # the central model is tested on each b
 def weights_of(run: Path) -> str:
     """A hash over the central model's and every site's weights as their last checkpoints have them."""
     digest = hashlib.sha256()
-    central, _ = checkpoint.load(run / "checkpoints", checkpoint.rounds(run / "checkpoints")[-1])
-    states = [{n.removeprefix("central/"): v for n, v in central.items()}]
-    for site in ("north", "south"):
-        folder = run / "sites" / site / run.name / "checkpoints"
-        states.append(checkpoint.load(folder, checkpoint.rounds(folder)[-1])[0])
-    for state in states:
-        for name, value in sorted(state.items()):
-            if name.startswith("model/"):
-                digest.update(name.removeprefix("model/").encode() + value.tobytes())
+    folders = [run / "checkpoints", *(run / "sites" / site / run.name / "checkpoints" for site in ("north", "south"))]
+    for folder in folders:
+        state, _ = checkpoint.load(folder, checkpoint.rounds(folder)[-1])
+        for name, value in sorted(state.get("central", state)["model"].items()):
+            digest.update(name.encode() + value.tobytes())
     return digest.hexdigest()
 
 

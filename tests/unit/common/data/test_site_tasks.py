@@ -11,10 +11,11 @@ import torch
 
 from fedstill.common.config import ConfigError, ModelConfig, SiteTask
 from fedstill.common.config.files import check, load_run
-from fedstill.common.data.site_tasks import Corrupted, Item, Windows, Work, read_items
+from fedstill.common.data.site_tasks import Item, Windows, Work, read_items
 from fedstill.common.data.tasks import TaskError
 from fedstill.common.models.bert2bert import MixedModel, load_mixed
 from fedstill.common.models.text_model import ModelError
+from fedstill.strategies.atc.corruption import Corrupted
 
 
 @pytest.fixture(scope="module")
