@@ -21,8 +21,8 @@ class TaskConfig(Section):
     """
 
     name: str = "film-reviews"  # see `fedstill tasks`; or files, hub, superglue, mixed
-    train: Path | None = None  # of files: csv, tsv or jsonl
-    test: Path | None = None  # of files; by default a part of `train`
+    train: Path | None = None  # for files: csv, tsv or jsonl
+    test: Path | None = None  # for files; by default a part of `train` is kept back
     public: Path | None = None  # a file whose texts are the public ones; column `text`
     text: list[str] = Field(["text"])  # the column, or two columns of a pair
     label: str = "label"  # the column of the label
@@ -31,17 +31,17 @@ class TaskConfig(Section):
     label_words: list[str] | None = None  # what a text-to-text model writes for each label; by default the labels
     coordinates: list[list[float]] | None = None  # a point for each label, where labels are near or far
     metric: str | None = None  # by default the task's own, or accuracy
-    hub: str | None = None  # of hub: name of the data set
-    hub_config: str | None = None  # of hub: its configuration
+    hub: str | None = None  # for hub: name of the data set
+    hub_config: str | None = None  # for hub: its configuration
     folder: Path | None = (
-        None  # of a task by name: its files, or a folder with theirs in it; else FEDSTILL_DATA, else the hub
+        None  # for a task by name: its files, or a folder that has them; else FEDSTILL_DATA, else the hub
     )
-    parts: list[str] | None = None  # of superglue, nli, emotions: which of its tasks; all if none is named
-    turns: int = Field(8, ge=0)  # of dialogues: past turns that are read with each
+    parts: list[str] | None = None  # for superglue, nli, emotions: which of its tasks; all by default
+    turns: int = Field(8, ge=0)  # for dialogues: past turns that are read with each
     public_task: str | None = None  # a task whose texts are the public ones, instead of a part of this one's
-    own_words: bool = True  # of superglue: a task's texts are scored among that task's own words
-    train_split: str = "train"  # of hub
-    test_split: str = "test"  # of hub
+    own_words: bool = True  # for superglue: a task's texts are scored among that task's own words
+    train_split: str = "train"  # for hub
+    test_split: str = "test"  # for hub
 
     @field_validator("text", mode="before")
     @classmethod
@@ -65,6 +65,7 @@ class DataConfig(Section):
     labelled: int | float = Field(100, ge=0)  # held by the server, with labels
     test: int | float = Field(400, ge=0)  # everybody is tested on these
     test_alpha: float | None = Field(None, gt=0)  # test texts with another mix of labels than their pool has
+    # how private texts are dealt to the sites: docs/TASKS.md
     partition: Literal[
         "iid",
         "dirichlet",

@@ -1,4 +1,4 @@
-"""A mkdocs hook: writes the pages under reference/ from the code while the site is built. Nothing of it is committed."""
+"""A mkdocs hook: writes the pages under reference/ from the code at build time; none of them is committed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def page(title: str, intro: str, *parts: Iterable[str]) -> str:
 
 # --- types, defaults and comments of fields ---
 
-WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path", type(None): "none"}
+WORDS = {int: "integer", float: "number", str: "string", bool: "boolean", Path: "path", type(None): "none"}
 
 
 def type_name(hint: Any) -> str:
@@ -92,13 +92,13 @@ def type_name(hint: Any) -> str:
         return ", ".join(code(json.dumps(value)) for value in inside)
     if origin in (typing.Union, types.UnionType):
         names = [type_name(one) for one in inside if one is not type(None)]
-        return "number" if set(names) == {"whole number", "number"} else " or ".join(names)
+        return "number" if set(names) == {"integer", "number"} else " or ".join(names)
     if origin in (list, tuple, set):
         kinds = [one for one in inside if one is not Ellipsis]
         if origin is tuple and len(kinds) > 1 and Ellipsis not in inside:
             return " and ".join(type_name(one) for one in kinds)
-        plural = {"text": "texts", "whole number": "whole numbers", "number": "numbers", "table": "tables"}
-        return f"list of {plural.get(name := type_name(kinds[0]), name)}"
+        name = type_name(kinds[0])
+        return f"list of {name.replace('list of', 'lists of')}" if " " in name else f"list of {name}s"
     if origin is dict or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return "table"
     if isinstance(hint, type) and hasattr(hint, "model_fields"):
@@ -109,7 +109,9 @@ def type_name(hint: Any) -> str:
 def bounds(field: Any) -> str:
     """`≥ 1` and the like, from pydantic's metadata."""
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = [f"{sign} {getattr(one, key):g}" for one in field.metadata for key, sign in signs.items() if hasattr(one, key)]
+    found = [
+        f"{sign} {getattr(one, key):g}" for one in field.metadata for key, sign in signs.items() if hasattr(one, key)
+    ]
     return ", ".join(found)
 
 
@@ -188,9 +190,9 @@ def configuration() -> str:
 
     return page(
         "A run's configuration",
-        "Every key that `fedstill run CONFIG.toml` reads. Unknown keys are refused, with the nearest known one. An empty "
-        "default means none. A file may begin with `extends = \"other.toml\"` and then says only what differs. `--set "
-        "section.key=value` changes one value.",
+        "Every key that `fedstill run CONFIG.toml` reads. Unknown keys are refused, with the nearest known one. An "
+        "empty default means none. A file may begin with `extends = \"other.toml\"` and then says only what "
+        "differs. `--set section.key=value` changes one value.",
         section("Top level", c.RunConfig),
         section("[task]", c.TaskConfig),
         section("[data]", c.DataConfig),
@@ -240,8 +242,8 @@ def command_line() -> str:
     return page(
         "Command line",
         "Two programs: `fedstill` for researchers and the coordinator, `flower-client` for a site. `--help` prints the "
-        "same text; `fedstill --install-completion` sets up your shell. An error that you can act on is one message and "
-        "exit code 1; `FEDSTILL_DEBUG=1` shows the traceback as well.",
+        "same text; `fedstill --install-completion` sets up your shell. An error that you can act on is one message "
+        "and exit code 1; `FEDSTILL_DEBUG=1` shows the traceback as well.",
         *(_command(("fedstill", name), found) for name, found in fedstill.commands.items()),  # type: ignore[attr-defined]
         _command(("flower-client",), site),
     )
@@ -254,9 +256,21 @@ def _command(path: tuple[str, ...], command: Any, level: int = 2) -> list[str]:
     params = [one for one in command.params if one.name not in ("install_completion", "show_completion", "help")]
     arguments = [one for one in params if one.param_type_name == "argument"]
     usage = " ".join([*path, *(f"[{m}]" if not one.required else m for one in arguments if (m := _metavar(one)))])
-    rows = [[code(_spelled(one)), "required" if one.required else _default(one), _plain(one.help or "")] for one in params]
+    told = _argument_helps(command)
+    rows = [
+        [code(_spelled(one)), "required" if one.required else _default(one), _plain(one.help or told.get(one.name, ""))]
+        for one in params
+    ]
     lines += ["```", usage + (" [OPTIONS]" if len(params) > len(arguments) else ""), "```"]
     return lines + (table(("argument or option", "default", "meaning"), rows) if rows else [""])
+
+
+def _argument_helps(command: Any) -> dict[str, str]:
+    """What `typer.Argument(help=...)` says; the click object of an argument does not keep it."""
+    hints = typing.get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+    return {
+        name: getattr(hint.__metadata__[0], "help", "") for name, hint in hints.items() if hasattr(hint, "__metadata__")
+    }
 
 
 def _metavar(one: Any) -> str:
@@ -301,8 +315,8 @@ def python() -> str:
         for name in names:
             parts.append([f"::: {fedstill._HOMES[name]}.{name}", "    options:", "      heading_level: 3", ""])
     intro = (
-        "The public names of the package, as in `from fedstill import run`. Each is imported when first used, so `import "
-        "fedstill` is quick. Modules below the top level are internal and may move between releases."
+        "The public names of the package, as in `from fedstill import run`. Each is imported when first used, so "
+        "`import fedstill` is quick. Modules below the top level are internal and may move between releases."
     )
     return page("Python API", intro, *parts)
 
@@ -333,8 +347,8 @@ def verbs() -> str:
         "A verb is one thing a site can be asked. It is declared once, beside the function that answers it; limits, "
         "costs, deadlines and the check of every Reply follow from that declaration. `limits.leave` in site.toml names "
         "the kinds that may leave, `limits.verbs` the verbs that are answered at all. Quick verbs have "
-        "`exchange.step_deadline`, the others `exchange.train_deadline`. Every Reply also carries `seconds`, and a site "
-        "with a privacy budget adds `privacy`.",
+        "`exchange.step_deadline`, the others `exchange.train_deadline`. Every Reply also carries `seconds`, and a "
+        "site with a privacy budget adds `privacy`.",
         *parts,
     )
 
@@ -349,10 +363,18 @@ def _fields(kind: type) -> Iterator[list[str]]:
 
     for field in fields_of(kind):  # type: ignore[arg-type]
         ways = {"state": "arrays", "practice": "settings", "facts": "numbers", "fact": "setting"}
-        default = "" if field.default is dataclasses.MISSING or not _plain_value(field.default) else shown(field.default)
+        default = (
+            "" if field.default is dataclasses.MISSING or not _plain_value(field.default) else shown(field.default)
+        )
         names = " or ".join(type_name(one) for one in field.types if one is not type(None) and field.kind == "fact")
         need = "required" if field.required else code(default)
-        yield [code(field.key), ways.get(field.kind, field.kind), names, need, sentence(meanings(kind).get(field.name, ""))]
+        yield [
+            code(field.key),
+            ways.get(field.kind, field.kind),
+            names,
+            need,
+            sentence(meanings(kind).get(field.name, "")),
+        ]
 
 
 def _plain_value(value: Any) -> bool:
@@ -396,8 +418,8 @@ def parameters() -> str:
         parts.append([f"## {name}", "", about, *table(head, rows)])
     return page(
         "Method parameters",
-        "The keys of `[method]` beside `name` and `preset`. A preset's column shows the values in which it differs from "
-        "the default. What each parameter means is explained on the method's own page.",
+        "The keys of `[method]` beside `name` and `preset`. A preset's column shows the values in which it differs "
+        "from the default. What each parameter means is explained on the method's own page.",
         *parts,
     )
 
@@ -443,9 +465,9 @@ def events() -> str:
         parts.append([f"## {name}", "", event.meaning, *table(("field", "meaning", "present"), rows)])
     return page(
         "events.jsonl",
-        "Each run appends one JSON object per line to `events.jsonl` in its folder. Progress bars, reports and tests read "
-        "this file, and so can your scripts. The schema is declared in `server/events.py`; a test holds it against the "
-        "code that writes events.",
+        "Each run appends one JSON object per line to `events.jsonl` in its folder. Progress bars, reports and tests "
+        "read this file, and so can your scripts. The schema is declared in `server/events.py`; a test holds it "
+        "against the code that writes events.",
         *parts,
     )
 
