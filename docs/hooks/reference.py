@@ -7,7 +7,7 @@ import inspect
 import io
 import json
 import re
-import sys
+import shutil
 import tokenize
 import types
 import typing
@@ -20,8 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "build/docs-package"  # the package as a wheel has it: mkdocstrings reads it there
 ROOMS = ("client", "common", "deploy", "experiments", "server", "strategies")
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
 
 
 # --- mkdocs ---
@@ -29,13 +27,12 @@ if str(ROOT) not in sys.path:
 
 def on_startup(command: str, dirty: bool) -> None:
     """Lay the rooms out as one package."""
+    shutil.rmtree(PACKAGE, ignore_errors=True)
     folder = PACKAGE / "fedstill"
-    folder.mkdir(parents=True, exist_ok=True)
-    rooms = [ROOT / room for room in ROOMS]
-    for source in [*(ROOT / "fedstill").iterdir(), *rooms]:
-        link = folder / source.name
-        if source.name != "__pycache__" and not link.is_symlink():
-            link.symlink_to(source)
+    folder.mkdir(parents=True)
+    for source in [*(ROOT / "fedstill").iterdir(), *(ROOT / room for room in ROOMS)]:
+        if source.name != "__pycache__":
+            (folder / source.name).symlink_to(source)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -398,28 +395,42 @@ def method_pages() -> dict[str, str]:
     return found
 
 
+def written_meanings(page_name: str) -> dict[str, str]:
+    """What a page under docs/methods says of each parameter: the last cell of its rows."""
+    found: dict[str, str] = {}
+    text = (DOCS / "methods" / page_name).read_text(encoding="utf-8")
+    for row in re.findall(r"^\| (?=`)(.*) \|$", text, flags=re.MULTILINE):
+        cells = [one.strip() for one in re.split(r"(?<!\\)\|", row)]
+        names = re.findall(r"`(\w+)`", " ".join(cells[:2]) if page_name == "flower-rules.md" else cells[0])
+        meaning = re.sub(r"[:,] see above$", "", cells[-1])
+        found.update(dict.fromkeys(names, re.sub(r"\]\((?=[\w-]+\.md)", "](../methods/", meaning)))
+    return found
+
+
 def parameters() -> str:
     """Every method's parameters with their defaults and presets."""
     from fedstill.strategies import METHODS
 
     pages, parts = method_pages(), []
+    common = {**written_meanings("index.md"), **written_meanings("parameters.md")}
     for name, method in METHODS.items():
         if not method.__module__.startswith("fedstill."):
             continue
         presets = {preset: method.parameters(**values) for preset, values in method.presets.items()}
-        rows = []
+        own, comments_of, rows = written_meanings(pages[name]), meanings(method.parameters), []
         for key, field in method.parameters.model_fields.items():
             usual = field.get_default(call_default_factory=True)
             values = ["" if getattr(one, key) == usual else code(shown(getattr(one, key))) for one in presets.values()]
-            meaning = sentence(meanings(method.parameters).get(key, ""))
-            rows.append([code(field.alias or key), type_name(field.annotation), default_of(field), *values, meaning])
+            name_in_toml = field.alias or key
+            meaning = sentence(own.get(name_in_toml) or comments_of.get(key) or common.get(name_in_toml, ""))
+            rows.append([code(name_in_toml), type_name(field.annotation), default_of(field), *values, meaning])
         head = ("parameter", "type", "default", *(f"`{preset}`" for preset in presets), "meaning")
         about = f"{method.paper}. {method.__doc__} [{name} in full](../methods/{pages[name]})."
         parts.append([f"## {name}", "", about, *table(head, rows)])
     return page(
         "Method parameters",
         "The keys of `[method]` beside `name` and `preset`. A preset's column shows the values in which it differs "
-        "from the default. What each parameter means is explained on the method's own page.",
+        "from the default; a preset without a column has the defaults.",
         *parts,
     )
 
