@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo test test-unit test-federation test-deploy test-faults test-portable lint types tree check bench-exchange bench-transport bench-bytes \
+.PHONY: help setup demo docs test test-unit test-federation test-deploy test-faults test-portable lint types tree check bench-exchange bench-transport bench-bytes \
 	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train bench-path clean
 
 help: ## list the targets
@@ -59,6 +59,9 @@ tree: # the package as a wheel has it: on an editable install these tools would 
 	@ln -s $(CURDIR)/fedstill/* $(addprefix $(CURDIR)/,client common deploy experiments server strategies) build/tree/fedstill/
 
 check: lint types ## lint and types
+
+docs: $(READY) ## build the documentation, strictly and offline
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's messages; writes experiments/bench/exchange.json
 	$(BIN)/python experiments/bench/exchange.py

@@ -122,5 +122,5 @@ class Gate:
         log.warning("site %s refuses %s of run %s: %s", self.site.name, ask.verb, self.run, error)
         return Refused(
             f"site {self.site.name} refuses {ask.verb}: {error}. Only the site's owner can change that, in site.toml; "
-            "a method that needs no such answer is in docs/METHODS.md"
+            "a method that needs no such answer is in docs/methods"
         )

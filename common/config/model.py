@@ -14,9 +14,10 @@ Precision = Literal["auto", "float32", "bfloat16", "float64"]  # float64: to tel
 class LoraConfig(Section):
     """Train low-rank adapters instead of the whole model (peft)."""
 
-    r: int = Field(8, ge=1)
-    alpha: int = Field(16, ge=1)
-    dropout: float = Field(0.0, ge=0, lt=1)
+    r: int = Field(8, ge=1)  # rank of the adapters
+    alpha: int = Field(16, ge=1)  # their scale is alpha / r
+    dropout: float = Field(0.0, ge=0, lt=1)  # on the adapters' input
+    # names of the layers that get adapters; by default peft's for this family, else all linear layers
     targets: list[str] | None = None
 
 
@@ -34,11 +35,11 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """How every learner of the run trains, unless a site or the central model says otherwise."""
 
-    learning_rate: float = Field(2e-5, gt=0)
-    batch_size: int = Field(32, ge=1)
-    max_length: int = Field(128, ge=4)
+    learning_rate: float = Field(2e-5, gt=0)  # tiny random models want about 1e-3
+    batch_size: int = Field(32, ge=1)  # texts in a step
+    max_length: int = Field(128, ge=4)  # tokens of a text; what is longer is cut
     keep: Literal["start", "end"] = "start"  # of a text that is longer: a long review tells its verdict at the end
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)  # of AdamW
     epoch_steps: int | None = Field(None, ge=1)  # what counts as a local epoch: so many steps instead of one pass
     clip: float | None = Field(None, gt=0)  # the norm to which a step's gradient is cut
     warmup: float = Field(0.0, ge=0, lt=1)  # share of a falling schedule in which the rate rises first
@@ -47,15 +48,16 @@ class TrainConfig(Section):
 class LearnerConfig(Section):
     """One model at work: the central one or a site's. Empty values come from [train]."""
 
-    model: str = "tiny-bert"
-    learning_rate: float | None = Field(None, gt=0)
-    distill_rate: float | None = Field(None, gt=0)
-    batch_size: int | None = Field(None, ge=1)
-    max_length: int | None = Field(None, ge=4)
-    lora: LoraConfig | None = None
-    device: str = "auto"
+    model: str = "tiny-bert"  # a built-in name (`fedstill models`), an AutoModel name, or a folder
+    learning_rate: float | None = Field(None, gt=0)  # of local training; by default train.learning_rate
+    distill_rate: float | None = Field(None, gt=0)  # of distillation; by default the learning rate
+    batch_size: int | None = Field(None, ge=1)  # by default train.batch_size
+    max_length: int | None = Field(None, ge=4)  # by default train.max_length
+    lora: LoraConfig | None = None  # train adapters instead of the whole model
+    device: str = "auto"  # `cpu`, `cuda:0` ...; auto: a GPU if there is one
+    # of the forward pass; auto: bfloat16 where the GPU has it
     precision: Precision = "auto"
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1)  # CPU threads of torch; by default torch's own choice
 
     def model_settings(self, train: TrainConfig) -> ModelConfig:
         """The part of this section that makes the model."""

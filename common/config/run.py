@@ -20,28 +20,28 @@ class TaskConfig(Section):
     `mixed`: every site has a task of its own, in its own [task], and nobody else hears which.
     """
 
-    name: str = "film-reviews"
-    train: Path | None = None
-    test: Path | None = None
-    public: Path | None = None
-    text: list[str] = Field(["text"])
-    label: str = "label"
-    domain: str | None = None
-    labels: list[str] | None = None
-    label_words: list[str] | None = None
+    name: str = "film-reviews"  # see `fedstill tasks`; or files, hub, superglue, mixed
+    train: Path | None = None  # for files: csv, tsv or jsonl
+    test: Path | None = None  # for files; by default a part of `train` is kept back
+    public: Path | None = None  # a file whose texts are the public ones; column `text`
+    text: list[str] = Field(["text"])  # the column, or two columns of a pair
+    label: str = "label"  # the column of the label
+    domain: str | None = None  # the column of the domain, if there is one
+    labels: list[str] | None = None  # every label in order; by default those found in the texts
+    label_words: list[str] | None = None  # what a text-to-text model writes for each label; by default the labels
     coordinates: list[list[float]] | None = None  # a point for each label, where labels are near or far
     metric: str | None = None  # by default the task's own, or accuracy
-    hub: str | None = None
-    hub_config: str | None = None
+    hub: str | None = None  # for hub: name of the data set
+    hub_config: str | None = None  # for hub: its configuration
     folder: Path | None = (
-        None  # of a task by name: its files, or a folder with theirs in it; else FEDSTILL_DATA, else the hub
+        None  # for a task by name: its files, or a folder that has them; else FEDSTILL_DATA, else the hub
     )
-    parts: list[str] | None = None  # of superglue, nli, emotions: which of its tasks; all if none is named
-    turns: int = Field(8, ge=0)  # of dialogues: past turns that are read with each
+    parts: list[str] | None = None  # for superglue, nli, emotions: which of its tasks; all by default
+    turns: int = Field(8, ge=0)  # for dialogues: past turns that are read with each
     public_task: str | None = None  # a task whose texts are the public ones, instead of a part of this one's
-    own_words: bool = True  # of superglue: a task's texts are scored among that task's own words
-    train_split: str = "train"
-    test_split: str = "test"
+    own_words: bool = True  # for superglue: a task's texts are scored among that task's own words
+    train_split: str = "train"  # for hub
+    test_split: str = "test"  # for hub
 
     @field_validator("text", mode="before")
     @classmethod
@@ -60,11 +60,12 @@ class TaskConfig(Section):
 class DataConfig(Section):
     """Sizes of the four splits (a count, or a share below 1) and how the private one is dealt to the sites."""
 
-    private: int | float = Field(2000, ge=0)
-    public: int | float = Field(600, ge=0)
-    labelled: int | float = Field(100, ge=0)
-    test: int | float = Field(400, ge=0)
+    private: int | float = Field(2000, ge=0)  # dealt to the sites; 0: each site has texts of its own
+    public: int | float = Field(600, ge=0)  # everybody holds these, without labels
+    labelled: int | float = Field(100, ge=0)  # held by the server, with labels
+    test: int | float = Field(400, ge=0)  # everybody is tested on these
     test_alpha: float | None = Field(None, gt=0)  # test texts with another mix of labels than their pool has
+    # how private texts are dealt to the sites: docs/TASKS.md
     partition: Literal[
         "iid",
         "dirichlet",
@@ -77,7 +78,7 @@ class DataConfig(Section):
     ] = "dirichlet"
     alpha: float = Field(1.0, ge=0)  # 0, the limit, is for dirichlet and tasks-dirichlet
     minimum: int | float = Field(8, gt=0)  # the fewest texts of a site, or a share below 1 of an equal part
-    domains: list[str] | None = None
+    domains: list[str] | None = None  # use only texts of these domains
     public_domains: list[str] | None = None  # the public texts come from these, and no site has them
     labelled_domains: list[str] | None = None  # likewise the server's labelled texts
 
@@ -85,21 +86,22 @@ class DataConfig(Section):
 class ExchangeConfig(Section):
     """How Asks and Replies travel, and how long anybody waits (seconds)."""
 
+    # stream: gRPC, about a millisecond an Ask; messages: plain Flower messages, one port less
     link: Literal["stream", "messages"] = "stream"
-    listen: str = "127.0.0.1:0"
-    advertise: str | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    sites: int | None = Field(None, ge=1)
-    quorum: float = Field(1.0, gt=0)
-    join_deadline: float = Field(180.0, gt=0)
-    train_deadline: float = Field(3600.0, gt=0)
-    step_deadline: float = Field(300.0, gt=0)
-    reconnect: float = Field(60.0, ge=0)
-    keep_alive: float = Field(20.0, gt=0)
+    listen: str = "127.0.0.1:0"  # where the server's stream listens; port 0: any free one
+    advertise: str | None = None  # how sites call that address, if it is another
+    certificate: Path | None = None  # of the stream, PEM; by default the coordinator's (`fedstill superlink`)
+    key: Path | None = None  # its private key, PEM
+    sites: int | None = Field(None, ge=1)  # how many must join; by default as many as [[sites]] has
+    quorum: float = Field(1.0, gt=0)  # how many must answer: a share up to 1, or a number above
+    join_deadline: float = Field(180.0, gt=0)  # for all sites to join
+    train_deadline: float = Field(3600.0, gt=0)  # for any other Ask, such as local training
+    step_deadline: float = Field(300.0, gt=0)  # for a quick Ask: one batch, a checkpoint
+    reconnect: float = Field(60.0, ge=0)  # how long a broken stream may take to come back
+    keep_alive: float = Field(20.0, gt=0)  # between two pings on an idle stream
     predictions: Literal["float32", "float16", "int8"] = "float32"  # in how many bytes they travel
-    max_frame_mb: int = Field(2048, ge=1)
-    session_hours: float = Field(72.0, gt=0)
+    max_frame_mb: int = Field(2048, ge=1)  # the largest message that is accepted
+    session_hours: float = Field(72.0, gt=0)  # how long a join message, and so a session, may last
 
 
 class SimulationConfig(Section):
@@ -109,19 +111,19 @@ class SimulationConfig(Section):
     Flower takes whole CPUs a client, and any share of a GPU.
     """
 
-    client_cpus: int = Field(1, ge=1)
-    client_gpus: float = Field(0.0, ge=0)
-    cpus: int | None = Field(None, ge=1)
-    gpus: int | None = Field(None, ge=0)
+    client_cpus: int = Field(1, ge=1)  # of one client
+    client_gpus: float = Field(0.0, ge=0)  # of one client; 0.25 lets four share a GPU
+    cpus: int | None = Field(None, ge=1)  # in all; by default the machine's
+    gpus: int | None = Field(None, ge=0)  # in all; by default the machine's
 
 
 class ReportConfig(Section):
     """Which yardsticks are trained beside the federation, and how often everybody is tested."""
 
-    alone: bool = True
-    centralized: bool = True
+    alone: bool = True  # train a copy of each site's model on its own texts only
+    centralized: bool = True  # train the central model on all private texts in one place
     centralized_epochs: int | None = Field(None, ge=1)  # by default as many as a site trains: rounds x local epochs
-    evaluate: Literal["rounds", "end"] = "rounds"
+    evaluate: Literal["rounds", "end"] = "rounds"  # test after every round, or before the first and after the last only
 
 
 class MethodConfig(BaseModel):
@@ -129,8 +131,8 @@ class MethodConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = "fedid"
-    preset: str = "paper"
+    name: str = "fedid"  # see `fedstill methods`
+    preset: str = "paper"  # which values parameters start from: `paper`, `authors_code`
 
     def parameters(self) -> dict[str, Any]:
         """The keys beside name and preset, as written."""
@@ -140,18 +142,18 @@ class MethodConfig(BaseModel):
 class RunConfig(Section):
     """Everything a run is told. `fedstill run CONFIG.toml` reads it, the run folder keeps it."""
 
-    name: str = Field("run", pattern=f"^{NAME}$")
-    seed: int = Field(1, ge=0)
-    rounds: int = Field(10, ge=1)
-    task: TaskConfig = TaskConfig()
-    data: DataConfig = DataConfig()
-    train: TrainConfig = TrainConfig()
-    method: MethodConfig = MethodConfig()
-    central: LearnerConfig = LearnerConfig()
-    sites: list[SiteConfig] = Field([])
-    exchange: ExchangeConfig = ExchangeConfig()
-    simulation: SimulationConfig = SimulationConfig()
-    report: ReportConfig = ReportConfig()
+    name: str = Field("run", pattern=f"^{NAME}$")  # the run's folder is NAME-DATE
+    seed: int = Field(1, ge=0)  # every draw follows from it
+    rounds: int = Field(10, ge=1)  # communication rounds
+    task: TaskConfig = TaskConfig()  # [task]: texts and labels
+    data: DataConfig = DataConfig()  # [data]: splits and partition
+    train: TrainConfig = TrainConfig()  # [train]: how models train
+    method: MethodConfig = MethodConfig()  # [method]: name, preset, parameters
+    central: LearnerConfig = LearnerConfig()  # [central]: the central model
+    sites: list[SiteConfig] = Field([])  # [[sites]]: one table a site
+    exchange: ExchangeConfig = ExchangeConfig()  # [exchange]: transport and deadlines
+    simulation: SimulationConfig = SimulationConfig()  # [simulation]: resources of Flower's simulation
+    report: ReportConfig = ReportConfig()  # [report]: yardsticks and tests
 
     @model_validator(mode="after")
     def _sites_have_names_of_their_own(self) -> RunConfig:

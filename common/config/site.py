@@ -14,10 +14,10 @@ from fedstill.common.config.section import LONGEST_NAME, NAME, Section
 class SiteData(Section):
     """A site's own files, on the site's own disk; they replace the run's share for it."""
 
-    private: Path
-    public: Path | None = None
-    text: list[str] = Field(["text"])
-    label: str = "label"
+    private: Path  # csv, tsv or jsonl with texts and labels
+    public: Path | None = None  # the agreed public texts
+    text: list[str] = Field(["text"])  # the column, or two columns of a pair
+    label: str = "label"  # the column of the label
 
     @field_validator("text", mode="before")
     @classmethod
@@ -40,23 +40,23 @@ class SiteTask(Section):
     `name` takes a known data set (`fedstill tasks`) in the place of `kind` and `train`.
     """
 
-    kind: Kind
-    name: str | None = None
+    kind: Kind  # what is learned; a known data set has its own
+    name: str | None = None  # a known data set, instead of `train`
     folder: Path | None = None  # of a known data set: its files; else FEDSTILL_DATA, else the hub
     share: tuple[int, int] | None = None  # (2, 3): the second of three equal slices of the training texts
-    train: Path | None = None
+    train: Path | None = None  # csv, tsv or jsonl
     test: Path | None = None  # by default a tenth of `train` is kept back
     text: list[str] = Field([])  # columns; the kind has names for them
-    target: str = ""
-    labels: list[str] | None = None
+    target: str = ""  # the column of what is learned; the kind has a name for it
+    labels: list[str] | None = None  # of classification; by default those found in the texts
     target_length: int = Field(64, ge=4)  # tokens that are learned of a text to write
     query_length: int = Field(64, ge=4)  # tokens of a question
     stride: int = Field(32, ge=1)  # tokens that two windows of a long passage share
-    beams: int = Field(5, ge=1)
-    length_penalty: float = 2.0
-    fewest: int = Field(1, ge=1)  # tokens that are written
-    most: int = Field(100, ge=1)
-    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    beams: int = Field(5, ge=1)  # of the search when a text is written
+    length_penalty: float = 2.0  # of that search
+    fewest: int = Field(1, ge=1)  # tokens that are written at least
+    most: int = Field(100, ge=1)  # tokens that are written at most
+    label_smoothing: float = Field(0.1, ge=0, lt=1)  # of texts to write
 
     @field_validator("text", mode="before")
     @classmethod
@@ -99,9 +99,10 @@ Leaving = Literal["predictions", "counts", "features", "weights"]
 class LimitsConfig(Section):
     """What a site lets out, whatever a run asks for; counts and losses of a few numbers always may."""
 
+    # the kinds of answers that may leave
     leave: list[Leaving] = Field(["predictions", "counts", "features", "weights"])
     verbs: list[str] | None = None  # if given, no other Ask is answered
-    mb_per_run: float | None = Field(None, gt=0)
+    mb_per_run: float | None = Field(None, gt=0)  # megabytes that may leave in one run
     mb_per_day: float | None = Field(None, gt=0)  # a day of UTC, all runs together
     run_files: bool = False  # whether a run may name files on this site's disk as its texts
 
@@ -110,7 +111,7 @@ class PrivacyConfig(Section):
     """Noise on the predictions that leave a site, and how much they may tell in all its runs (docs/PRIVACY.md)."""
 
     epsilon: float = Field(gt=0)  # the budget: when it is spent the site refuses to predict
-    delta: float = Field(1e-5, gt=0, lt=1)
+    delta: float = Field(1e-5, gt=0, lt=1)  # of (epsilon, delta)-differential privacy
     clip: float = Field(1.0, gt=0)  # the norm to which each text's logits, less their mean, are cut
     noise_multiplier: float | None = Field(None, gt=0)  # the noise in units of 2 clip ...
     predictions: int | None = Field(None, ge=1)  # ... or for how many predictions the budget is to last
@@ -125,21 +126,22 @@ class PrivacyConfig(Section):
 class SiteConfig(LearnerConfig):
     """A site: in the run's [[sites]], or in a file of its own (site.toml) that only the site reads."""
 
-    name: str = Field(min_length=1, max_length=LONGEST_NAME, pattern=f"^{NAME}$")
-    data: SiteData | None = None
-    task: SiteTask | None = None
-    privacy: PrivacyConfig | None = None
-    state: Path | None = None
-    root_certificates: Path | None = None
-    stream: str | None = None
-    limits: LimitsConfig = LimitsConfig()
+    name: str = Field(min_length=1, max_length=LONGEST_NAME, pattern=f"^{NAME}$")  # unique in the run
+    data: SiteData | None = None  # the site's own files
+    task: SiteTask | None = None  # the site's own task, where the run's is mixed
+    privacy: PrivacyConfig | None = None  # noise on predictions
+    state: Path | None = None  # folder of checkpoints, ledger and budget; else $FEDSTILL_STATE, else ~/.local/state
+    root_certificates: Path | None = None  # ca.crt of the coordinator
+    stream: str | None = None  # address of the stream, if the advertised one cannot be reached
+    limits: LimitsConfig = LimitsConfig()  # what may leave
 
 
 class SiteFile(SiteConfig):
     """site.toml: the site, and how `flower-client` reaches the coordinator. Relative paths begin at the file."""
 
+    # HOST:PORT of the coordinator's SuperLink
     superlink: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):\d{1,5}$")
-    private_key: Path | None = None
+    private_key: Path | None = None  # the site's key (`fedstill keys new`)
     insecure: bool = False  # no TLS and no key: for a trial on one machine
     port: int | None = Field(None, ge=1, le=65535)  # of the SuperNode's own processes, on loopback; any free one
     health: str | None = None  # address at which the SuperNode says that it lives

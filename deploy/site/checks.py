@@ -61,7 +61,7 @@ def check_site(site: SiteFile, state: Path) -> Iterator[Check]:
         ("model", lambda: model(site, load), "set model to a built-in one (fedstill models) or to a model's folder"),
         ("memory", lambda: memory(site, load), "take a smaller model or batch_size, or a larger machine"),
         ("disk", lambda: disk(load, state), "make room, or set state in site.toml to a folder on another disk"),
-        ("limits", lambda: limits(site), "see `fedstill methods` and docs/DEPLOYMENT.md"),
+        ("limits", lambda: limits(site), "see `fedstill methods` and docs/tutorials/between-organisations.md"),
     ]
     for name, look, cure in steps:
         try:

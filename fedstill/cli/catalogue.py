@@ -52,7 +52,7 @@ def methods(as_json: Json = False) -> None:
         print(json.dumps(rows, indent=1))
         return
     print_table(["name", "paper", "presets", "models"], [{**row, "presets": ", ".join(row["presets"])} for row in rows])
-    console.print("Parameters with their defaults: fedstill methods --json; what each does: docs/METHODS.md")
+    console.print("Parameters with their defaults: fedstill methods --json; what each does: docs/methods/index.md")
 
 
 def tasks(

@@ -319,7 +319,7 @@ class Hosts:
             host.end()
 
     def start(self, known: bool = False) -> None:
-        """`docker compose up`, then every site's key is registered, as in docs/DEPLOYMENT.md; before, if `known`."""
+        """`docker compose up`, then every site's key is registered, as in the tutorial; before, if `known`."""
         self.coordinator.start()
         self.coordinator.healthy()
         for host in self.sites.values():

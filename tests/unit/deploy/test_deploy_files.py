@@ -143,7 +143,7 @@ def test_the_console_scripts_lead_to_functions() -> None:
 
 
 def test_the_document_has_valid_files_and_commands_that_exist(tmp_path: Path) -> None:
-    text = (DEPLOY.parent / "docs/DEPLOYMENT.md").read_text()
+    text = (DEPLOY.parent / "docs/tutorials/between-organisations.md").read_text()
     site, run = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "site.toml").write_text(site.replace("<64 hexadecimal digits>", "a" * 64))
     assert load_site(tmp_path / "site.toml").limits.mb_per_run == 200

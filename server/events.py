@@ -1,0 +1,145 @@
+"""Every event of events.jsonl: its meaning and its fields. The docs and a test read this; a run does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Event:
+    """One kind of line in events.jsonl."""
+
+    meaning: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    optional: Mapping[str, str] = field(default_factory=dict)  # fields that only some lines have
+
+
+ALWAYS = {"time": "UTC, ISO 8601 with milliseconds", "event": "the kind of event, as below"}
+ROUND = {"round": "number of the round; 0 before the first"}
+
+EVENTS: Mapping[str, Event] = {
+    # --- the run ---
+    "run_started": Event(
+        "The ServerApp started work on the run.",
+        {
+            "run": "name of the run's folder",
+            "method": "name of the method",
+            "resume": "true if the run was resumed",
+            "pid": "process id of the server",
+        },
+    ),
+    "method": Event(
+        "The method, with every parameter as resolved.",
+        {"name": "name of the method", "paper": "its paper", "parameters": "every parameter and its value"},
+    ),
+    "run_finished": Event(
+        "The last round is done and summary.json is written.",
+        {"central": "the central model's final scores", "seconds": "wall time by part of the run"},
+    ),
+    "run_failed": Event("The run stopped with an error.", {"reason": "the error, as text"}),
+    # --- sites coming and going ---
+    "joining": Event(
+        "The server waits for sites.",
+        {"sites": "how many sites must join", "address": "where the stream listens, or `Flower messages`"},
+    ),
+    "joined": Event(
+        "All sites have joined.", {"sites": "what each site said of itself: model, number of texts, checkpoints held"}
+    ),
+    "join_failed": Event(
+        "A Flower node did not answer its join message.", {"node": "Flower's node id", "reason": "why, as Flower says"}
+    ),
+    "refused": Event(
+        "A connection or a site was not let in.",
+        {"reason": "why"},
+        {
+            "site": "the name that the site gave",
+            "peer": "address of the connection",
+            "note": "on the last line that is written: further refusals are not recorded",
+        },
+    ),
+    "disconnected": Event("A site's stream broke; the site may reconnect.", {"site": "name of the site"}),
+    "left_out": Event(
+        "A site's answer to one Ask is missing or unusable; the step goes on without it.",
+        {**ROUND, "site": "name of the site", "verb": "what it was asked", "reason": "why it was left out"},
+    ),
+    "readmitted": Event(
+        "A site that was late or lost answered again.",
+        {**ROUND, "site": "name of the site", "missed": "why it had been away"},
+    ),
+    "site_reset": Event(
+        "A site holds no checkpoint and continues with a new model.",
+        {**ROUND, "site": "name of the site", "reason": "why"},
+    ),
+    "closed": Event(
+        "The sites were told how the run ended.",
+        {"status": "`finished` or `failed`"},
+        {"reason": "the error of a failed run"},
+    ),
+    # --- rounds ---
+    "round_started": Event(
+        "A round began.", {**ROUND, "rounds": "number of rounds of the run", "sites": "the sites that take part"}
+    ),
+    "round_finished": Event(
+        "A round ended.",
+        {
+            **ROUND,
+            "rounds": "number of rounds of the run",
+            "metrics": "what the method reports of the round, such as its loss",
+            "central": "the central model's latest scores",
+            "sites": "each site's latest scores",
+        },
+    ),
+    "progress": Event(
+        "How far a phase of the round is; at most two a second, and always the last one.",
+        {**ROUND, "phase": "name of the phase", "done": "steps done", "total": "steps in all"},
+        {"loss": "loss of the latest step"},
+    ),
+    "checkpoint": Event("Server and sites saved a round.", {**ROUND, "path": "the server's file, in the run's folder"}),
+    "resumed": Event(
+        "The run continues after this round, or starts anew if there is none.",
+        {"round": "number of the last finished round, or null"},
+        {"reason": "why the run starts anew"},
+    ),
+    "damaged": Event("A checkpoint could not be read and was skipped.", {"problem": "which file, and what is wrong"}),
+    "privacy": Event(
+        "Each site's privacy budget after the round.", {**ROUND, "sites": "epsilon spent and left, by site"}
+    ),
+    # --- yardsticks beside the federation ---
+    "phase": Event(
+        "A yardstick is being trained before the first round.",
+        {"phase": "`alone` or `centralized`", "epochs": "how many epochs"},
+    ),
+    "alone": Event("What each site reaches alone.", {"sites": "scores by site"}),
+    "centralized": Event("What all private texts in one place reach.", {"metrics": "scores"}),
+    # --- what single methods decide ---
+    "weights": Event(
+        "How much each site counts in the ensemble of this round (fedid, adafd, fedkd, sinkhorn, entropy).",
+        {**ROUND, "weighting": "the rule", "weights": "weight by site, or a list by class"},
+    ),
+    "beta": Event("The beta that adafd chose for this round.", {**ROUND, "beta": "its value"}),
+    "llm": Event(
+        "One exchange of adafd's llmwc with its language model, or the fallback.",
+        dict(ROUND),
+        {
+            "attempt": "number of the attempt, from 1",
+            "question": "what was asked",
+            "answer": "what came back",
+            "weights": "the weights read from the answer",
+            "problem": "why the answer cannot be used",
+            "fallback": "the rule that decides instead",
+        },
+    ),
+    "clusters": Event(
+        "Which sites are averaged together (percfl, atc).",
+        {**ROUND, "clusters": "number of the cluster, by site"},
+        {"objective": "atc: `mlm` or `denoising`", "cosines": "atc: similarity of the sites' updates"},
+    ),
+    "split": Event(
+        "percfl split a cluster in two.", {**ROUND, "cluster": "number of the cluster", "parts": "sites of each part"}
+    ),
+    "neighbours": Event(
+        "The other sites by similarity of their updates, nearest first (atc).",
+        {**ROUND, "nearest": "sites, by site", "cosines": "similarity of the sites' updates"},
+    ),
+}
