@@ -356,14 +356,14 @@ FIELDS = ("field", "travels as", "type", "default", "meaning")
 def _fields(kind: type) -> Iterator[list[str]]:
     import dataclasses
 
-    from fedstill.common.wire.typed import fields_of
+    from fedstill.common.wire.typed import form_of
 
-    for field in fields_of(kind):  # type: ignore[arg-type]
+    for field in form_of(kind).fields:  # type: ignore[arg-type]
         ways = {"state": "arrays", "practice": "settings", "facts": "numbers", "fact": "setting"}
         default = (
             "" if field.default is dataclasses.MISSING or not _plain_value(field.default) else shown(field.default)
         )
-        names = " or ".join(type_name(one) for one in field.types if one is not type(None) and field.kind == "fact")
+        names = field.wanted.removesuffix(" or NoneType") if field.kind == "fact" else ""
         need = "required" if field.required else code(default)
         yield [
             code(field.key),
