@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedstill.client.own_task import make_node
+from fedstill.client.own_task import make_node, node_kind
 from fedstill.client.release.limits import check_files
 from fedstill.client.session import Door, Session
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig
@@ -26,17 +26,19 @@ def join(message: Message, context: Context) -> Message:
     """Load the site's model once and serve the run's Asks until it ends; with `messages`, only say who this is."""
     _, facts = from_records(message.content)
     config = load_run(str(facts["config"]))
+    kind = node_kind(config)
+    who = "a site"
     try:
         site = find_site(config, context)
-    except ConfigError as error:
-        if config.mixed:
-            raise _told(config, context, "a site", error) from None
-        raise
-    try:
-        node = make_node(config, site, str(facts["run"]), state_root(site))
+        who = f"site {site.name}"
+        node = kind(config, site, str(facts["run"]), state_root(site))
         door = None if facts["link"] == "messages" else _door(config, site, facts)
     except Exception as error:
-        raise _told(config, context, f"site {site.name}", error) from (None if config.mixed else error)
+        if kind.task_is_secret and context.node_config.get("site") is not None:
+            log.error("%s: %s", who, error)  # what it says may speak of the task
+            secret = f"{who} cannot begin; its own log says why, since its task is its secret"
+            raise RuntimeError(secret) from None
+        raise RuntimeError(f"{who}: {error}") from error
     greeting = node.greeting()
     node.ledger.joined(greeting)
     if door is None:
@@ -47,14 +49,6 @@ def join(message: Message, context: Context) -> Message:
     log.info("site %s: session over, %s", site.name, end)
     traffic = {"bytes_up": session.bytes_out, "bytes_down": session.bytes_in, "connections": session.connections}
     return Message(to_records({}, {**traffic, **end}), reply_to=message)
-
-
-def _told(config: RunConfig, context: Context, who: str, error: Exception) -> Exception:
-    """What the server hears of a site that cannot begin: all of it, unless that may speak of the site's secret task."""
-    if config.mixed and context.node_config.get("site") is not None:
-        log.error("%s: %s", who, error)
-        return RuntimeError(f"{who} cannot begin; its own log says why, since its task is its secret")
-    return RuntimeError(f"{who}: {error}")
 
 
 def answer_message(message: Message, context: Context) -> Message:

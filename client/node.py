@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ Loss = Callable[[Tensor, Rows], Tensor]
 
 class Node:
     """One site: private texts, own tokenizer, own model, resident for the session."""
+
+    task_is_secret: ClassVar[bool] = False  # whether nobody else may hear of the site's task
 
     def __init__(self, config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> None:
         if site.threads is not None:

@@ -27,6 +27,7 @@ class OwnTaskNode(Node):
     """Its encoder and, while the server assigns, its decoder and MLM head travel; the rest never leaves the site."""
 
     model: MixedModel
+    task_is_secret = True
 
     def _load(self, config: RunConfig, site: SiteConfig) -> None:
         if site.task is None:
@@ -104,6 +105,11 @@ class OwnTaskNode(Node):
         return found.astype(np.float16)
 
 
+def node_kind(config: RunConfig) -> type[Node]:
+    """What a site is in this run, as the run's task wants it."""
+    return OwnTaskNode if config.mixed else Node
+
+
 def make_node(config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> Node:
-    """The site as the run's task wants it."""
-    return (OwnTaskNode if config.mixed else Node)(config, site, run, state_root)
+    """The site, ready to answer."""
+    return node_kind(config)(config, site, run, state_root)

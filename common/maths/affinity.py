@@ -11,22 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstill.common.maths.ensemble import by_size
+from fedstill.common.maths.similarity import cosines, inner_products
 
 State = Mapping[str, NDArray[Any]]
 Similarities = NDArray[np.float64]
 
 
-def cosines(updates: Mapping[str, State]) -> Similarities:
-    """cos(Delta_n, Delta_i) of every two updates, each taken as one long vector; one that is zero is like nobody."""
-    size = len(updates)
-    products = np.zeros((size, size))
+def update_cosines(updates: Mapping[str, State]) -> Similarities:
+    """cos(Delta_n, Delta_i) of every two updates, each taken as one long vector."""
     names = list(next(iter(updates.values()), {}))
-    for name in names:  # array by array, so that no second copy of all updates is needed
-        rows = np.stack([update[name].ravel() for update in updates.values()]).astype(np.float64)
-        products += rows @ rows.T
-    norms = np.sqrt(np.diag(products))
-    scale = np.outer(norms, norms)
-    return np.asarray(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0))
+    return cosines(inner_products([update[name] for update in updates.values()] for name in names))
 
 
 def cluster(similarities: Similarities, clusters: int) -> list[int]:

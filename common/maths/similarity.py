@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import AgglomerativeClustering
 
 from fedstill.common.states import BLOCK
 
@@ -45,6 +44,8 @@ def should_split(products: Square, weights: NDArray[np.float64], eps1: float, ep
 
 def halves(similarity: Square) -> NDArray[np.int64]:
     """Two clusters (0 and 1) by complete linkage; 0 is the one of the first site."""
+    from sklearn.cluster import AgglomerativeClustering
+
     found = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(1.0 - similarity)
     return np.asarray(found != found[0], np.int64)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast
 import numpy as np
 from pydantic import Field
 
-from fedstill.common.maths.affinity import cluster, cosines, mixed_features, ranking, step_towards
+from fedstill.common.maths.affinity import cluster, mixed_features, ranking, step_towards, update_cosines
 from fedstill.common.maths.ensemble import by_size, mean_arrays
 from fedstill.common.models.bert2bert import GROUPS, group_of, moved_by
 from fedstill.common.practice import Practice
@@ -102,7 +102,7 @@ class ATC(Method):
         check = same_shapes(_of(self.central.shared(), moved))
         replies = yield mend.ask(task, each=self._with_what_lacks(), check=check)
         updates = self._received(replies, moved)
-        similarity = cosines(updates)
+        similarity = update_cosines(updates)
         labels = cluster(similarity, self.p.clusters if self.p.clustering else 1)
         of = dict(zip(updates, labels, strict=True))
         self._move(replies, {site: [other for other in of if of[other] == of[site]] for site in of})  # eq. 2
@@ -131,7 +131,7 @@ class ATC(Method):
         check = same_shapes(_of(self.central.shared(), ("encoder",)))
         replies = yield contrast.ask(task, each=self._with_what_lacks(neighbours), check=check)
         updates = self._received(replies, ("encoder",))
-        sites, similarity = list(updates), cosines(updates)
+        sites, similarity = list(updates), update_cosines(updates)
         self.nearest = {site: [sites[i] for i in ranking(similarity, n)] for n, site in enumerate(sites)}
         members = {site: [site, *self.nearest[site][: self.p.neighbours - 1]] for site in sites}
         self._move(replies, members if self.p.contrast else dict.fromkeys(sites, sites))  # eq. 4

@@ -199,8 +199,7 @@ def test_texts_without_labels_or_domains_cannot_be_divided_by_them() -> None:
 
 def test_hash_randomisation_changes_nothing() -> None:
     program = (
-        "import sys; sys.path.insert(0, 'tests/unit')\n"
-        "from test_data import texts, partition\n"
+        "from tests.unit.common.data.test_splits import texts, partition\n"
         "print([share.tolist() for share in partition(texts(60), 3, 'domain-dirichlet', 1.0, 5, 1)])"
     )
     runs = {

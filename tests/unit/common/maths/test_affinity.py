@@ -12,10 +12,10 @@ from fedstill.common.maths.affinity import (
     clipped,
     cluster,
     contrastive_loss,
-    cosines,
     mixed_features,
     ranking,
     step_towards,
+    update_cosines,
 )
 
 # a and b pull alike (cosine 0.96), c against both (-1 and -0.96); each update lies in two arrays
@@ -26,15 +26,15 @@ UPDATES = {
 }
 
 
-def test_cosines_go_over_whole_updates_and_a_zero_update_is_like_nobody() -> None:
-    assert cosines(UPDATES) == pytest.approx(np.array([[1, 0.96, -1], [0.96, 1, -0.96], [-1, -0.96, 1]]))
+def test_cosines_go_over_whole_updates_and_a_zero_update_is_like_itself_alone() -> None:
+    assert update_cosines(UPDATES) == pytest.approx(np.array([[1, 0.96, -1], [0.96, 1, -0.96], [-1, -0.96, 1]]))
     still = {**UPDATES, "c": {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.float32)}}
-    assert cosines(still)[2].tolist() == [0, 0, 0]
+    assert update_cosines(still)[2].tolist() == [0, 0, 1]
 
 
 def test_clusters_are_by_average_linkage() -> None:
-    assert cluster(cosines(UPDATES), 2) == [0, 0, 1]
-    assert cluster(cosines(UPDATES), 5) == [0, 1, 2]
+    assert cluster(update_cosines(UPDATES), 2) == [0, 0, 1]
+    assert cluster(update_cosines(UPDATES), 5) == [0, 1, 2]
     # Distances 0-1 are 0.1, 1-2 0.3, 2-3 0.35, 0-2 0.9, 1-3 and 0-3 1. Single linkage would join 2 to {0, 1} at 0.3;
     # on average it is 0.6 away from them and 0.35 from 3.
     distances = np.array([[0, 0.1, 0.9, 1], [0.1, 0, 0.3, 1], [0.9, 0.3, 0, 0.35], [1, 1, 0.35, 0]])
@@ -52,7 +52,7 @@ def test_eq_2_adds_the_mean_update_of_the_cluster_by_size() -> None:
 
 
 def test_eq_4_takes_the_nearest_itself_included() -> None:
-    similarity = cosines(UPDATES)
+    similarity = update_cosines(UPDATES)
     assert [ranking(similarity, n) for n in range(3)] == [[1, 2], [0, 2], [1, 0]]
     nearest = [2, *ranking(similarity, 2)[:1]]  # c with K = 2: itself and b
     updates = {name: UPDATES[name] for name in ("abc"[n] for n in nearest)}
