@@ -31,6 +31,10 @@ _NOT_BY_HOOKS = (
 )
 
 
+# How both authors' programs of FedID and AdaFD train: a new AdamW and a rate that falls to zero in every call.
+FRESH_EACH_CALL = {"optimizer_state": "fresh", "schedule": "call"}
+
+
 class QuorumLost(RuntimeError):
     """Too few sites answered for the step to count; the run stops with its last checkpoint."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fedstill.strategies.base import Method, Round, mean_loss
+from fedstill.strategies.base import FRESH_EACH_CALL, Method, Round, mean_loss
 
 if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
-PRESETS = {"paper": {}, "authors_code": {"optimizer_state": "fresh", "schedule": "call"}}
+PRESETS = {"paper": {}, "authors_code": FRESH_EACH_CALL}
 
 
 class Isolated(Method):

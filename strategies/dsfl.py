@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedstill.common.maths.ensemble import entropy_reduction
-from fedstill.strategies.base import Round, names
+from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
 
@@ -36,8 +36,7 @@ class DSFL(EnsembleMethod):
             "era_input": "logits",
             "target": "hard",
             "weights": "size",
-            "optimizer_state": "fresh",
-            "schedule": "call",
+            **FRESH_EACH_CALL,
         },
     }
     formula = staticmethod(both_ways)

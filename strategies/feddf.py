@@ -12,7 +12,7 @@ from fedstill.common.config import LearnerConfig
 from fedstill.common.maths.ensemble import by_size, mean_arrays, softmax
 from fedstill.common.wire import Ask, Reply
 from fedstill.common.wire.checks import same_shapes
-from fedstill.strategies.base import Round, names, texts_of
+from fedstill.strategies.base import FRESH_EACH_CALL, Round, names, texts_of
 from fedstill.strategies.formulas import weights_both_ways
 from fedstill.strategies.parameters import TrainShared, take_weights, train_shared
 from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams
@@ -30,8 +30,8 @@ class FedDF(EnsembleMethod):
     paper = "Lin et al. 2020"
     parameters = EnsembleParams
     presets: ClassVar = {
-        "paper": {"weights": "uniform", "optimizer_state": "fresh", "schedule": "call"},
-        "authors_code": {"optimizer_state": "fresh", "schedule": "call"},
+        "paper": {"weights": "uniform", **FRESH_EACH_CALL},
+        "authors_code": FRESH_EACH_CALL,
     }
     formula = staticmethod(weights_both_ways)
     p: EnsembleParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstill.common.maths.ensemble import softmax
-from fedstill.strategies.base import Round, names
+from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.formulas import weights_down
 from fedstill.strategies.generic import Train, train_locally
 from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
@@ -28,7 +28,7 @@ class FedED(EnsembleMethod):
     parameters = FedEDParams
     presets: ClassVar = {
         "paper": {"optimizer_state": "fresh"},
-        "authors_code": {"average": "logits", "optimizer_state": "fresh", "schedule": "call"},
+        "authors_code": {"average": "logits", **FRESH_EACH_CALL},
     }
     needs_same_models = True
     formula = staticmethod(weights_down)

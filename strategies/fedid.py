@@ -18,7 +18,7 @@ from fedstill.common.practice import Practice
 from fedstill.common.wire import Reply, items
 from fedstill.common.wire.checks import predictions
 from fedstill.common.wire.typed import Message, named
-from fedstill.strategies.base import Method, Params, Round, names, texts_of
+from fedstill.strategies.base import FRESH_EACH_CALL, Method, Params, Round, names, texts_of
 from fedstill.strategies.formulas import batch_by_batch
 from fedstill.strategies.predictions import Predict, Predictions, logits_of, one_hot_votes
 from fedstill.strategies.verbs import site_verb
@@ -53,13 +53,10 @@ class FedIDParams(Params):
         if self.feedback == "exact" and self.server_optimizer == "adamw" and self.optimizer_state == "fresh":
             raise ValueError(
                 "feedback = 'exact' has no useful derivative through the first step of a fresh AdamW, which is all but "
-                "a sign; set optimizer_state = 'persistent', or server_optimizer = 'sgd' (with a larger "
-                "central.distill_rate), or feedback = 'scalar'"
+                "a sign; set optimizer_state = 'persistent', or server_optimizer = 'sgd' with a larger distill_rate"
             )
         if self.feedback == "exact" and self.aggregation != "mean":
-            raise ValueError(
-                "feedback = 'exact' is the derivative by a weighted mean; set aggregation = 'mean', or another feedback"
-            )
+            raise ValueError("feedback = 'exact' is the derivative by a weighted mean; set aggregation = 'mean'")
         if self.feedback == "none" and not self.distil:
             raise ValueError("feedback = 'none' with distil = false leaves the sites nothing to learn; change one")
         return self
@@ -102,22 +99,14 @@ class FedID(Method):
     parameters = FedIDParams
     presets: ClassVar = {
         "paper": {},
-        "authors_code": {
-            "average": "logits",
-            "target": "votes",
-            "dropout": True,
-            "optimizer_state": "fresh",
-            "schedule": "call",
-        },
+        "authors_code": {"average": "logits", "target": "votes", "dropout": True, **FRESH_EACH_CALL},
     }
     formula = staticmethod(batch_by_batch)
     p: FedIDParams
 
     def prepare(self, fed: Federation) -> None:
         if self.p.feedback == "exact" and fed.config.train.clip is not None:
-            raise ValueError(
-                "feedback = 'exact' is the derivative through the whole step, and train.clip cuts it; take one out"
-            )
+            raise ValueError("feedback = 'exact' goes through the whole step, and train.clip cuts it; take one out")
         if self.p.feedback != "none" and not len(fed.central.labelled):
             raise ValueError(
                 "fedid's feedback is measured on the server's labelled texts, and data.labelled is 0; give it some, "
@@ -168,9 +157,8 @@ class FedID(Method):
         eta = central.learner.rate("distil", practice)
         strength = (1.0 / eta if eta else 0.0) if self.p.lambda_ == "1/eta" else self.p.lambda_
         hard = self.p.target == "votes"
-        back = Lesson(
-            x0, y, self.p.distil, "hard" if hard else "soft", "none", strength=strength, dropout=self.p.dropout
-        )
+        loss_kind: Literal["hard", "soft"] = "hard" if hard else "soft"
+        back = Lesson(x0, y, self.p.distil, loss_kind, "none", strength=strength, dropout=self.p.dropout)
         if mode == "none":
             return back, central.step(x0, target, practice)
         xv = central.draw_labelled(len(x0), fed.number, i)  # 17
@@ -202,6 +190,10 @@ class Pending:
 @site_verb("query.logits", leaves="predictions", phase="interactive", quick=True)
 def predict_batch(site: Node, asked: Predict) -> Predictions:
     """Logits of one public batch; it stays pending until its feedback comes (lines 12 and 13)."""
+    return _predicted(site, asked)
+
+
+def _predicted(site: Node, asked: Predict) -> Predictions:
     rows = site.public_rows(asked.rows)
     logits = site.learner.logits(site.public, rows, asked.dropout)
     site.pending = Pending(rows, site.place, asked.dropout, logits)
@@ -217,8 +209,7 @@ def learn(site: Node, lesson: Lesson) -> Learned:
         learned = replace(learned, loss=_step(site, pending, lesson))
     if lesson.rows is None:
         return learned
-    following = predict_batch.work(site, Predict(lesson.rows, lesson.dropout))
-    assert isinstance(following, Predictions)
+    following = _predicted(site, Predict(lesson.rows, lesson.dropout))
     return replace(learned, items=following.items, logits=following.logits)
 
 

@@ -15,7 +15,7 @@ from fedstill.common.maths.ensemble import Matrix, by_class, mean_predictions, s
 from fedstill.common.maths.losses import LOSSES, kl_divergence
 from fedstill.common.wire.checks import class_counts
 from fedstill.common.wire.typed import Message
-from fedstill.strategies.base import Round, names
+from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.formulas import once
 from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions, logits_of
 from fedstill.strategies.verbs import Nothing, site_verb
@@ -42,7 +42,7 @@ class FedKD(EnsembleMethod):
     parameters = FedKDParams
     presets: ClassVar = {
         "paper": {"class_weights": True, "loss": "l1"},
-        "authors_code": {"optimizer_state": "fresh", "schedule": "call"},
+        "authors_code": FRESH_EACH_CALL,
     }
     formula = staticmethod(once("class counts"))
     p: FedKDParams

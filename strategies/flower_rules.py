@@ -7,14 +7,10 @@ Descent", NeurIPS 2017; El Mhamdi et al., "The Hidden Vulnerability of Distribut
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from pydantic import Field
 
@@ -22,6 +18,7 @@ from fedstill.common.states import LazyState, State, shapes_of
 from fedstill.common.wire import Arrays, Reply
 from fedstill.strategies.base import Params, QuorumLost, Round
 from fedstill.strategies.fedavg import FedAvg
+from fedstill.strategies.flower_messages import as_message, quietly
 from fedstill.strategies.parameters import ParameterParams
 
 if TYPE_CHECKING:
@@ -49,8 +46,8 @@ class FlowerRule(FedAvg):
 
     def apply(self, number: int, states: dict[str, Arrays], replies: list[Reply]) -> Arrays:
         """Flower's rule on these arrays of the sites, in the run's order."""
-        messages = [_message(states[r.node], int(r.metrics["texts"])) for r in replies]
-        with _quietly():
+        messages = [as_message(states[r.node], int(r.metrics["texts"])) for r in replies]
+        with quietly():
             found, _ = self.rule.aggregate_train(number, messages)
         if found is None:
             raise QuorumLost(f"round {number}: {len(replies)} sites are too few for {self.name} ({self.p!r})")
@@ -215,28 +212,3 @@ class Bulyan(Krum):
     @cached_property
     def rule(self) -> Any:
         return flower.Bulyan(num_malicious_nodes=self.p.num_malicious_nodes)
-
-
-def _message(state: State, texts: int) -> Message:
-    """A site's answer as Flower's rules read it; it never travels, so that it needs no addresses."""
-    arrays = ArrayRecord({name: Array(value) for name, value in state.items()})
-    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": texts})})
-    made: Any = Message  # Flower's type hints leave out the way without a running task
-    metadata = Metadata(
-        run_id=0, message_id="", src_node_id=0, dst_node_id=0, reply_to_message_id="", group_id="",
-        created_at=0.0, ttl=0.0, message_type="train",
-    )  # fmt: skip
-    found: Message = made(content=content, metadata=metadata)
-    return found
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without Flower's line for every call: there is one for each array."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

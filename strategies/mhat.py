@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstill.common.maths.ensemble import mean_predictions, softmax
-from fedstill.strategies.base import Round, names
+from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.predictions import PredictingMethod, PredictingParams, ask_predictions, logits_of
 
@@ -25,7 +25,7 @@ class MHAT(PredictingMethod):
     name = "mhat"
     paper = "Hu et al. 2021"
     parameters = MHATParams
-    presets: ClassVar = {"paper": {}, "authors_code": {"optimizer_state": "fresh", "schedule": "call"}}
+    presets: ClassVar = {"paper": {}, "authors_code": FRESH_EACH_CALL}
     formula = staticmethod(both_ways)
     p: MHATParams
 

@@ -53,6 +53,22 @@ def step_towards(own: State, updates: Mapping[str, State], sizes: Mapping[str, i
     return found
 
 
+def positives_and_negatives(
+    h: Mapping[str, NDArray[np.float32]], nearest: Mapping[str, Sequence[str]], neighbours: int
+) -> dict[str, dict[str, NDArray[np.float16]]]:
+    """For each site the mean h of its K nearest (C+), and the h of every other (C-); none where one set is empty."""
+    found = {}
+    for site in h:
+        others = [other for other in nearest.get(site, []) if other in h]
+        near, far = others[:neighbours], others[neighbours:]
+        if near and far:  # with nobody to stand off from, eq. 3 is 0
+            found[site] = {
+                "positive": np.mean([h[other] for other in near], axis=0).astype(np.float16),
+                "negatives": np.stack([h[other] for other in far]).astype(np.float16),
+            }
+    return found
+
+
 def contrastive_loss(own: Tensor, positive: Tensor, negatives: Tensor, temperature: float) -> Tensor:
     """Eq. 3, mean over items: `own` and `positive` (the mean of C+) are items x width, `negatives` one such each."""
     near = torch.cosine_similarity(own, positive, dim=-1) / temperature

@@ -6,15 +6,22 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import numpy as np
-from pydantic import Field
 
-from fedstill.common.maths.affinity import cluster, mixed_features, ranking, step_towards, update_cosines
+from fedstill.common.maths.affinity import (
+    cluster,
+    mixed_features,
+    positives_and_negatives,
+    ranking,
+    step_towards,
+    update_cosines,
+)
 from fedstill.common.maths.ensemble import by_size, mean_arrays
 from fedstill.common.models.bert2bert import GROUPS, group_of, moved_by
 from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Arrays, Ask, Reply
 from fedstill.common.wire.checks import same_shapes, shaped
+from fedstill.strategies.atc.params import ATCParams
 from fedstill.strategies.atc.site import (
     Contrast,
     Encode,
@@ -26,32 +33,13 @@ from fedstill.strategies.atc.site import (
     represent,
     take_shared,
 )
-from fedstill.strategies.base import Method, Params, Round, mean_loss, names, texts_of
+from fedstill.strategies.base import Method, Round, mean_loss, names, texts_of
 from fedstill.strategies.copies import Copies
 
 if TYPE_CHECKING:
     from fedstill.common.checkpoint import Nested
     from fedstill.server.central import SharedModel
     from fedstill.server.federation import Federation
-
-
-class ATCParams(Params):
-    """`local_epochs` are those of the own task, in CONTRAST."""
-
-    assign_rounds: int | None = Field(None, ge=0)  # two thirds of the rounds; 0: no ASSIGN
-    assign_steps: int = Field(50, ge=1)
-    corruption: Literal["both", "mlm", "denoising"] = "both"
-    clustering: bool = True
-    clusters: int = Field(5, ge=1)
-    contrast: bool = True  # false: FedAvg of the encoder in its place
-    contrast_loss: bool = True
-    neighbours: int = Field(8, ge=1)  # K
-    temperature: float = Field(1.0, gt=0)
-    items: int = Field(1024, ge=1)
-    positions: int = Field(128, ge=1)
-    clip: float = Field(0.0, ge=0)  # norm of each vector that a site shows; 0: as it is
-    noise: float = Field(0.0, ge=0)  # standard deviation, in units of `clip`
-    horizon: float = Field(1.0, ge=1)  # of CONTRAST's schedule, in lengths of CONTRAST
 
 
 class ATC(Method):
@@ -161,15 +149,7 @@ class ATC(Method):
         for site in names(replies):
             self.copies.hold(site, self.copies.lacks(site) - {"synthetic"})
         h = {reply.node: np.asarray(reply.arrays["h"], np.float32) for reply in replies}
-        neighbours = {}
-        for site in h:
-            others = [other for other in self.nearest.get(site, []) if other in h]
-            near, far = others[: self.p.neighbours], others[self.p.neighbours :]
-            if near and far:  # with nobody to stand off from, eq. 3 is 0
-                positive = np.mean([h[other] for other in near], axis=0).astype(np.float16)
-                negatives = np.stack([h[other] for other in far]).astype(np.float16)
-                neighbours[site] = {"positive": positive, "negatives": negatives}
-        return neighbours
+        return positives_and_negatives(h, self.nearest, self.p.neighbours)
 
     # --- what both stages share ---
 

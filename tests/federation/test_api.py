@@ -104,3 +104,46 @@ def test_a_method_of_another_package_runs_here(tmp_path: Path) -> None:
     assert summary["method"] == "trimmed-vote"
     assert "voting" in summary["phases"]  # its verb's own phase
     assert summary["sites"]["north"]["bytes"]["voting"]["up"] > 40
+
+
+def test_a_task_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    page = (EXAMPLE.parents[1] / "TASKS.md").read_text()
+    site = tmp_path / "site"
+    (site / "weather-0.1.dist-info").mkdir(parents=True)
+    (site / "weather-0.1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: weather\nVersion: 0.1\n")
+    (site / "weather-0.1.dist-info/entry_points.txt").write_text("[fedstill.tasks]\nweather = weather:WEATHER\n")
+    example = page.partition("# weather.py\n")[2].partition("```")[0]
+    many = "for number in range(60):\n        "  # the page's rows, often enough to be split
+    example = example.replace('    yield {"text": "not', f'    {many}yield {{"text": "not').replace(
+        '    yield {"text": "take', '        yield {"text": "take'
+    )
+    (site / "weather.py").write_text(example)
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "import fedstill\n"
+        "assert fedstill.TASKS['weather'].labels == ('sun', 'rain'), dict(fedstill.TASKS)\n"
+        "assert 'weather' in list(fedstill.TASKS)\n"
+        f"result = fedstill.run({SMALL!r}, runs={str(tmp_path / 'runs')!r}, set="
+        "{'task.name': 'weather', 'data.private': 40, 'data.public': 16, 'data.labelled': 8, 'data.test': 16,"
+        " 'rounds': 1, 'report.alone': False, 'report.centralized': False, 'method.distill_epochs': 1})\n"
+        "print(sorted(result.central))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "accuracy" in done.stdout
+
+
+def test_a_package_that_cannot_be_imported_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "broken-0.1.dist-info").mkdir()
+    (tmp_path / "broken-0.1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 0.1\n")
+    (tmp_path / "broken-0.1.dist-info/entry_points.txt").write_text(
+        "[fedstill.methods]\nmine = broken:Mine\nfedid = json:loads\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from fedstill import METHODS\nassert 'mine' not in METHODS\nprint(METHODS['fedid'].name, len(METHODS))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["fedid", "31"]
+    assert "broken:Mine (fedstill.methods) cannot be loaded: No module named 'broken'" in done.stderr
+    assert "json:loads is called 'fedid' like a built-in one" in done.stderr

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fedstill.common.catalogue import Catalogue
 from fedstill.common.data.splits import Pools
 from fedstill.common.data.tasks.dialogues import DIALOGUES
 from fedstill.common.data.tasks.film import FILM_REVIEWS, film_reviews
@@ -17,6 +18,7 @@ from fedstill.common.data.tasks.glue import GLUE
 from fedstill.common.data.tasks.hub import hub_reachable
 from fedstill.common.data.tasks.inference import INFERENCE
 from fedstill.common.data.tasks.joined import JOINED, PARTS, joined
+from fedstill.common.data.tasks.library import Known
 from fedstill.common.data.tasks.own import from_files, from_hub, points_of
 from fedstill.common.data.tasks.passages import PASSAGES, Passages
 from fedstill.common.data.tasks.reviews import REVIEWS
@@ -37,15 +39,57 @@ if TYPE_CHECKING:
     from fedstill.common.config import TaskConfig
 
 __all__ = [
-    "INFERENCE_TRIANGLE", "KNOWN", "METRICS", "SITE_SETS", "TASKS", "VALENCE_AROUSAL", "Coordinates", "Row", "Task",
-    "TaskError", "domain_scores", "film_reviews", "hub_reachable", "load_task", "on_a_line", "read_rows", "scores",
-    "semantic_distance", "site_kind", "site_rows", "source_of", "task_scores",
+    "INFERENCE_TRIANGLE",
+    "KNOWN",
+    "METRICS",
+    "SITE_SETS",
+    "TASKS",
+    "VALENCE_AROUSAL",
+    "Coordinates",
+    "Known",
+    "Row",
+    "Task",
+    "TaskError",
+    "domain_scores",
+    "film_reviews",
+    "hub_reachable",
+    "load_task",
+    "on_a_line",
+    "read_rows",
+    "scores",
+    "semantic_distance",
+    "site_kind",
+    "site_rows",
+    "source_of",
+    "task_scores",
 ]  # fmt: skip
 
-KNOWN = {known.task.name: known for known in [*GLUE, *SUPERGLUE, *INFERENCE, *REVIEWS, *DIALOGUES]}
-TASKS: Mapping[str, Task] = {
-    "film-reviews": FILM_REVIEWS, **{name: known.task for name, known in KNOWN.items()}, **JOINED
-}  # fmt: skip
+KNOWN: Catalogue[Known] = Catalogue(
+    "fedstill.tasks", {known.task.name: known for known in [*GLUE, *SUPERGLUE, *INFERENCE, *REVIEWS, *DIALOGUES]}
+)
+
+
+class Tasks(Mapping[str, Task]):
+    """Every task that a run can name: the built-in ones, and those of installed packages."""
+
+    own: ClassVar[dict[str, Task]] = {"film-reviews": FILM_REVIEWS, **JOINED}
+
+    def __getitem__(self, name: str) -> Task:
+        return self.own[name] if name in self.own else KNOWN[name].task
+
+    def __iter__(self) -> Iterator[str]:
+        yield "film-reviews"
+        yield from KNOWN
+        yield from JOINED
+
+    def __len__(self) -> int:
+        return len(self.own) + len(KNOWN)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in KNOWN
+
+
+TASKS = Tasks()
 SITE_SETS: Mapping[str, Passages] = {found.name: found for found in PASSAGES}
 
 

@@ -69,8 +69,8 @@ class Known:
     """A data set by name: its task, its files, its copy on the hub, and where the original is to be had."""
 
     task: Task
-    files: Files
-    home: str
+    files: Files = Files((), (), ())
+    home: str = "an installed package"
     hub: Hub | None = None
     read: Read = read_rows
     shape: Shape | None = None  # raw rows to rows with the task's columns; by default the columns under other names

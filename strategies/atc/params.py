@@ -1,0 +1,28 @@
+"""What ATC can be told."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedstill.strategies.base import Params
+
+
+class ATCParams(Params):
+    """`local_epochs` are those of the own task, in CONTRAST."""
+
+    assign_rounds: int | None = Field(None, ge=0)  # two thirds of the rounds; 0: no ASSIGN
+    assign_steps: int = Field(50, ge=1)
+    corruption: Literal["both", "mlm", "denoising"] = "both"
+    clustering: bool = True
+    clusters: int = Field(5, ge=1)
+    contrast: bool = True  # false: FedAvg of the encoder in its place
+    contrast_loss: bool = True
+    neighbours: int = Field(8, ge=1)  # K
+    temperature: float = Field(1.0, gt=0)
+    items: int = Field(1024, ge=1)
+    positions: int = Field(128, ge=1)
+    clip: float = Field(0.0, ge=0)  # norm of each vector that a site shows; 0: as it is
+    noise: float = Field(0.0, ge=0)  # standard deviation, in units of `clip`
+    horizon: float = Field(1.0, ge=1)  # of CONTRAST's schedule, in lengths of CONTRAST
