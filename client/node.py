@@ -28,7 +28,7 @@ from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Facts, Reply, WireError
 from fedstill.common.wire.compression import pack, unpack
-from fedstill.strategies import find_verb
+from fedstill.strategies import VERBS, find_verb
 from fedstill.strategies.fedid import Pending
 
 Loss = Callable[[Tensor, Rows], Tensor]
@@ -79,6 +79,7 @@ class Node:
             "model": Path(self.site.model).name,
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
             "travelling": sum(p.numel() for p in self.learner.parameters),
+            "rates": self.learner.rates,
             "texts": len(self.private),
             "labels": list(self.task.labels),
             "public": self.fingerprint,
@@ -98,7 +99,7 @@ class Node:
 
     def _work(self, ask: Ask) -> Reply:
         """Draw from the seed of the Ask's place in the run."""
-        verb = find_verb(ask.verb)
+        verb = VERBS.get(ask.verb) or find_verb(ask.verb)
         began = time.perf_counter()
         ask = Ask(ask.verb, unpack(ask.arrays), ask.settings)
         self.place = (int(ask.settings.get("round", 0)), int(ask.settings.get("step", 0)))

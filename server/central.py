@@ -17,7 +17,7 @@ from fedstill.common.data.tasks import domain_scores, task_scores
 from fedstill.common.maths.feedback import Jacobian, directional_derivative, exact_feedback, through_adamw
 from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entropy
 from fedstill.common.models.bert2bert import GROUPS, MixedModel, load_mixed
-from fedstill.common.models.learner import Learner, Rows
+from fedstill.common.models.learner import CENTRAL, Learner, Rows
 from fedstill.common.models.loading import load_model
 from fedstill.common.models.tokens import Encoded
 from fedstill.common.practice import Practice
@@ -26,8 +26,6 @@ from fedstill.common.states import State
 from fedstill.common.wire import Arrays, Facts
 from fedstill.server import model_card
 from fedstill.strategies import Method
-
-NAME = "central"
 
 
 class CentralModel:
@@ -50,8 +48,10 @@ class CentralModel:
 
     def _new_learner(self) -> Learner:
         config = self.config
-        model = load_model(config.central.model_settings(config.train), self.task, derive(config.seed, NAME, "model"))
-        return Learner(NAME, model, config.central, config.train, config.seed)
+        model = load_model(
+            config.central.model_settings(config.train), self.task, derive(config.seed, CENTRAL, "model")
+        )
+        return Learner(CENTRAL, model, config.central, config.train, config.seed)
 
     def _labels_of(self, texts: TextSet) -> Tensor:
         assert texts.labels is not None
@@ -268,8 +268,8 @@ class SharedModel(CentralModel):
         self.config = config
         self.texts = Splits(none, none, none, none)
         self.fingerprint = none.fingerprint()
-        self.model = load_mixed(config.central.model_settings(config.train), 0, derive(config.seed, NAME, "model"))
-        self.learner = Learner(NAME, self.model, config.central, config.train, config.seed)
+        self.model = load_mixed(config.central.model_settings(config.train), 0, derive(config.seed, CENTRAL, "model"))
+        self.learner = Learner(CENTRAL, self.model, config.central, config.train, config.seed)
         self.public = self.labelled = self.test_texts = self.model.encode([])
         self.labels = torch.empty(0, dtype=torch.long)
         self._place = (0, 0)

@@ -28,7 +28,7 @@ from fedstill.server.costs import Costs, by_formula
 from fedstill.server.link import Link, open_link
 from fedstill.server.record import Record
 from fedstill.server.results import Results, scores_in
-from fedstill.strategies import Method, find_verb, make_method
+from fedstill.strategies import VERBS, Method, find_verb, make_method
 from fedstill.strategies.base import QuorumLost, Round
 from fedstill.strategies.generic import Train, evaluate, evaluate_alone
 from fedstill.strategies.verbs import Nothing, Verb
@@ -154,7 +154,7 @@ class Federation:
 
     def ask(self, ask: Ask) -> list[Reply]:
         """Put an Ask to its sites; the usable Replies in the run's order. Too few of them end the run."""
-        verb = find_verb(ask.verb)
+        verb = VERBS.get(ask.verb) or find_verb(ask.verb)
         names = self.participants if ask.to is None else ask.to
         self._spend_central()
         self._phase = verb.phase or self._phase

@@ -62,7 +62,7 @@ class Verb:
         optional: bool = False,
     ) -> Ask:
         """The Ask that the server's half yields; `each` has the fields that differ from site to site."""
-        arrays, settings = ({}, {}) if message is None else message.to_wire()
+        arrays, settings = ({}, {}) if message is None else to_wire(type(message), vars(message))
         parts: dict[str, Facts] = {}
         for site, values in (each or {}).items():
             own, facts = to_wire(self.message, values)
@@ -77,7 +77,8 @@ class Verb:
     def answered(self, site: Node, ask: Ask) -> tuple[State, Facts]:
         """The site's side: read the message, work, and give the answer's arrays and metrics."""
         settings = {key: value for key, value in ask.settings.items() if key not in PLACE}
-        return self.work(site, self.message.from_wire(ask.arrays, settings)).to_wire()
+        answer = self.work(site, self.message.from_wire(ask.arrays, settings))
+        return to_wire(type(answer), vars(answer))
 
 
 def site_verb(

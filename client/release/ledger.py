@@ -31,12 +31,14 @@ class Ledger:
             for name, value in reply.arrays.items()
         }
         sizes = {"metrics": reply.metrics, "bytes": reply.size, "privacy": privacy}
-        self._write({**_place(ask), "arrays": arrays, **sizes})
+        place = {"verb": ask.verb, "round": ask.settings.get("round"), "step": ask.settings.get("step")}
+        self._write({**place, "arrays": arrays, **sizes})
 
     def refused(self, ask: Ask, error: Exception) -> None:
         """An Ask is not answered; the reason leaves the site, and nothing else."""
         reason = f"{type(error).__name__}: {error}"[:2000]
-        self._write({**_place(ask), "refused": reason, "bytes": size_of({}, {"reason": reason})})
+        place = {"verb": ask.verb, "round": ask.settings.get("round"), "step": ask.settings.get("step")}
+        self._write({**place, "refused": reason, "bytes": size_of({}, {"reason": reason})})
 
     def _write(self, facts: Facts) -> None:
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "run": self.run, **facts}
@@ -48,7 +50,3 @@ class Ledger:
                 f"{self.path}: cannot be written ({error.strerror}), and nothing leaves this site without its line; "
                 "free some space or check the folder's permissions"
             ) from None
-
-
-def _place(ask: Ask) -> Facts:
-    return {"verb": ask.verb, "round": ask.settings.get("round"), "step": ask.settings.get("step")}

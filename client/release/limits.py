@@ -56,10 +56,14 @@ class Gate:
         """The node's answer, if the limits allow it before and after it is worked out."""
         try:
             verb = self._allowed(ask.verb)
-            self._spend(0)  # a limit that is reached already costs no work
+            limits = self.site.limits
+            counted = limits.mb_per_run is not None or limits.mb_per_day is not None
+            if counted:
+                self._spend(0)  # a limit that is reached already costs no work
             reply = self._answer(ask)
             self._check_declared(verb, reply)
-            self._spend(reply.size)
+            if counted:
+                self._spend(reply.size)
         except Refused as error:
             raise self._noted(ask, error) from None
         return reply
@@ -87,8 +91,6 @@ class Gate:
     def _spend(self, size: int) -> None:
         """Count bytes before they leave, or refuse them; with 0, whether there is any room left."""
         limits, day = self.site.limits, f"{datetime.now(UTC):%Y-%m-%d}"
-        if limits.mb_per_run is None and limits.mb_per_day is None:
-            return
         with self._tally() as tally:
             runs, days = tally.setdefault("runs", {}), tally.setdefault("days", {})
             for key, most, sent in (

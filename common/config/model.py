@@ -35,7 +35,8 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """How every learner of the run trains, unless a site or the central model says otherwise."""
 
-    learning_rate: float = Field(2e-5, gt=0)  # tiny random models want about 1e-3
+    # by default each model's own: 1e-3 for untrained ones, 3e-4 for small, 1e-4 for medium, 2e-5 for base ones
+    learning_rate: float | None = Field(None, gt=0)
     batch_size: int = Field(32, ge=1)  # texts in a step
     max_length: int = Field(128, ge=4)  # tokens of a text; what is longer is cut
     keep: Literal["start", "end"] = "start"  # of a text that is longer: a long review tells its verdict at the end
@@ -50,7 +51,7 @@ class LearnerConfig(Section):
 
     model: str = "tiny-bert"  # a built-in name (`fedstill models`), an AutoModel name, or a folder
     learning_rate: float | None = Field(None, gt=0)  # of local training; by default train.learning_rate
-    distill_rate: float | None = Field(None, gt=0)  # of distillation; by default the learning rate
+    distill_rate: float | None = Field(None, gt=0)  # of distillation; by default the learning rate, or the model's own
     batch_size: int | None = Field(None, ge=1)  # by default train.batch_size
     max_length: int | None = Field(None, ge=4)  # by default train.max_length
     lora: LoraConfig | None = None  # train adapters instead of the whole model

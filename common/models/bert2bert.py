@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, gelu
 
 from fedstill.common.config import ModelConfig, SiteTask
 from fedstill.common.models.builtin import quiet
-from fedstill.common.models.loading import check_tokenizer, locate, try_loading
+from fedstill.common.models.loading import check_tokenizer, comes_trained, locate, try_loading
 from fedstill.common.models.text_model import ModelError, TextModel, pick_device
 from fedstill.common.randomness import seeded
 from fedstill.common.states import State
@@ -45,7 +45,7 @@ class MixedModel(TextModel):
         self.family = (
             net.config.model_type if net.config.model_type != "encoder-decoder" else net.encoder.config.model_type
         )
-        self.writes, self.adapted = True, False
+        self.writes, self.adapted, self.pretrained = True, False, True
         self.smoothing, self.dtype = 0.0, torch.float32
         settings = net.encoder.config
         width = settings.hidden_size
@@ -223,6 +223,7 @@ def load_mixed(config: ModelConfig, outputs: int, seed: int) -> MixedModel:
         check_tokenizer(config.name, tokenizer, net.encoder, config.max_length)
         tokenizer.truncation_side = "right" if config.keep == "start" else "left"
         model = MixedModel(net, tokenizer, outputs, config, device)
+        model.pretrained = comes_trained(config.name)
         _set_ends(net, model)
     return model
 

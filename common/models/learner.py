@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedstill.common.checkpoint import Nested
 from fedstill.common.config import LearnerConfig, TrainConfig
+from fedstill.common.models.defaults import default_rates
 from fedstill.common.models.text_model import TextModel
 from fedstill.common.models.tokens import Encoded
 from fedstill.common.practice import Practice
@@ -23,6 +24,7 @@ from fedstill.common.states import State
 from fedstill.common.wire import Arrays
 
 Rows = NDArray[np.int64]
+CENTRAL = "central"  # the name of the server's own model
 
 
 class Batches(Protocol):
@@ -41,9 +43,10 @@ class Learner:
     def __init__(self, name: str, model: TextModel, settings: LearnerConfig, train: TrainConfig, seed: int) -> None:
         self.name, self.model, self.seed = name, model, seed
         self.batch_size = settings.batch_size or train.batch_size
-        local = settings.learning_rate or train.learning_rate
+        own, told = default_rates(model, central=name == CENTRAL), settings.learning_rate or train.learning_rate
+        local, distil = (told, told) if told else (own.local, own.distil)
         self.rates: dict[Purpose, float] = {
-            "local": local, "distil": settings.distill_rate or local, "assign": local
+            "local": local, "distil": settings.distill_rate or distil, "assign": local
         }  # fmt: skip
         self.weight_decay, self.clip, self.warmup = train.weight_decay, train.clip, train.warmup
         self.parameters = [p for p in model.parameters() if p.requires_grad]

@@ -58,7 +58,14 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
             net = _with_lora(net, config.lora, config.name)
     auto = device.type == "cuda" and torch.cuda.is_bf16_supported()
     bf16 = config.precision == "bfloat16" or (config.precision == "auto" and auto)
-    return TextModel(net, tokenizer, task, config.max_length, device, bf16)
+    model = TextModel(net, tokenizer, task, config.max_length, device, bf16)
+    model.pretrained = comes_trained(config.name)
+    return model
+
+
+def comes_trained(name: str) -> bool:
+    """Whether a model's layers are trained; folders and hub models are taken to be."""
+    return name not in BUILTINS or BUILTINS[name].pretrained
 
 
 def locate(name: str) -> tuple[str, dict[str, Any], bool]:

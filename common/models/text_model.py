@@ -61,6 +61,7 @@ class TextModel(nn.Module):
         self.dtype: torch.dtype = next(net.parameters()).dtype  # float64 where that was asked for, else float32
         self.writes: bool = bool(net.config.is_encoder_decoder)
         self.adapted: bool = hasattr(net, "peft_config")
+        self.pretrained = True  # whether its layers come trained
         if self.writes:
             self._words = _label_tokens(tokenizer, task).to(device)
 

@@ -40,7 +40,7 @@ class Encoded:
     def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
         """The rows as tensors, padded to the longest of them on the side that the model wants."""
         rows = np.asarray(rows, dtype=np.int64)
-        lengths = self.lengths()[rows]
+        lengths = self.starts[rows + 1] - self.starts[rows]
         longest = int(lengths.max(initial=1))
         column = np.arange(longest)
         offset = (longest - lengths)[:, None] if self.left else np.zeros((len(rows), 1), np.int64)

@@ -96,15 +96,10 @@ def _view(body: memoryview, name: str, place: Place) -> np.ndarray:
         raise WireError(f"array {name[:80]!r}: {str(error)[:500]}") from None
 
 
-def length(packed: Packed) -> int:
-    """How many bytes a frame with this content has."""
-    head, buffers = packed
-    return len(head) + sum(len(buffer) for buffer in buffers)
-
-
 def size_of(arrays: State, facts: Facts) -> int:
     """How many bytes a frame with this content would have."""
-    return length(encode(arrays, facts))
+    head, buffers = encode(arrays, facts)
+    return len(head) + sum(len(buffer) for buffer in buffers)
 
 
 def chunks(head: bytes, buffers: list[memoryview], prefix: bytes, size: int) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from fedstill.common.states import State
-from fedstill.common.wire.encoding import Facts, Packed, encode, length
+from fedstill.common.wire.encoding import Facts, Packed, encode
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Reply:
     @property
     def size(self) -> int:
         """Bytes on the wire."""
-        return length(self.packed)
+        head, buffers = self.packed
+        return len(head) + sum(len(buffer) for buffer in buffers)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""Rates that a model brings where nobody sets any: by its size, and by whether it comes trained.
+
+A run's train.learning_rate or a learner's own learning_rate replaces both; tables of papers set the papers' rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedstill.common.models.text_model import TextModel
+
+UNTRAINED = 1e-3  # layers drawn from a seed
+BY_SIZE = ((10_000_000, 3e-4), (60_000_000, 1e-4))  # trained models below so many parameters
+BASE = 2e-5  # larger ones, as the papers have it
+ADAPTERS = 10.0  # times as much for LoRA, at most UNTRAINED
+TOWARDS_OTHERS = 0.1  # of a site's own rate: AdamW's steps have one size, and the ensemble must not drown the labels
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of a model's own learning, and of its steps towards what others say."""
+
+    local: float
+    distil: float
+
+
+def default_rates(model: TextModel, central: bool) -> Rates:
+    """The rates of a model; the central one learns from others alone, so that its two rates are the same."""
+    count = sum(value.numel() for value in model.parameters())
+    local = UNTRAINED
+    if model.pretrained:
+        local = next((rate for most, rate in BY_SIZE if count < most), BASE)
+    if model.adapted:
+        local = min(ADAPTERS * local, UNTRAINED)
+    return Rates(local, local if central else TOWARDS_OTHERS * local)
