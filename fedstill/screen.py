@@ -89,6 +89,9 @@ class Screen:
             if central is None and any(event["sites"].values()):
                 shown = "sites " + _scores_of(event["sites"])
             return f"round {event['round']} done: {shown}"
+        if kind == "warning":
+            cure = f"Likely: {event['likely']}. To change: {event['change']}"
+            return f"[yellow]warning[/yellow]: {event['who']}: {event['what']}. {cure}"
         if kind in ("left_out", "refused", "join_failed", "damaged", "site_reset", "disconnected"):
             said = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("time", "event") and v is not None)
             return f"[yellow]{kind.replace('_', ' ')}[/yellow]: {said}"

@@ -102,6 +102,16 @@ EVENTS: Mapping[str, Event] = {
         {"reason": "why the run starts anew"},
     ),
     "damaged": Event("A checkpoint could not be read and was skipped.", {"problem": "which file, and what is wrong"}),
+    "warning": Event(
+        "Something suggests that the federation does not learn as it should.",
+        {
+            **ROUND,
+            "what": "what was seen",
+            "who": "a site, `central`, or `all sites`",
+            "likely": "a likely cause",
+            "change": "the keys to change",
+        },
+    ),
     "privacy": Event(
         "Each site's privacy budget after the round.", {**ROUND, "sites": "epsilon spent and left, by site"}
     ),

@@ -25,6 +25,7 @@ from fedstill.server import recovery
 from fedstill.server.admission import Admission
 from fedstill.server.central import make_central
 from fedstill.server.costs import Costs, by_formula
+from fedstill.server.diagnosis import Diagnosis
 from fedstill.server.link import Link, open_link
 from fedstill.server.record import Record
 from fedstill.server.results import Results, scores_in
@@ -43,7 +44,7 @@ class Federation:
         self.method = make_method(config.method) if method is None else method
         self.central = make_central(config)
         self.central.check_method(self.method)
-        self.results, self.costs = Results(), Costs()
+        self.results, self.costs, self.diagnosis = Results(), Costs(), Diagnosis(self.central.classes)
         self.number = 0  # of the round
         self.participants: tuple[str, ...] = ()
         self.late: dict[str, str] = {}  # sites that were late or lost in this round, and why
@@ -120,6 +121,8 @@ class Federation:
             self._evaluate(number)
             self.event("round_finished", rounds=self.config.rounds, metrics=metrics,
                        central=self.results.central(), sites=self.results.sites())  # fmt: skip
+            for finding in self.diagnosis.after_round(metrics, self.results.central(), self.results.sites()):
+                self.event("warning", **finding.facts())
             if self.results.privacy:
                 self.event("privacy", sites=self.results.privacy)
             self._account(began)
@@ -168,6 +171,7 @@ class Federation:
         replies = dict(self._usable(verb, ask, self.link.deliver(parts, deadline)))
         wall = time.perf_counter() - began
         self.costs.exchanged(self._phase, wall, replies.values(), before, self.link.traffic())
+        self.diagnosis.observe(list(replies.values()))
         needed = self.quorum(len(names))
         if not ask.optional and len(replies) < needed:
             raise QuorumLost(

@@ -142,13 +142,10 @@ def run_one(label: str, seed: int, args: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from fedstill.client.own_task import make_node
     from fedstill.common.wire import Reply
-    from fedstill.server.app import admission
-    from fedstill.server.central import make_central
+    from fedstill.deploy.launch.process import assemble
     from fedstill.server.link import LocalLink
     from fedstill.server.record import Record
-    from fedstill.strategies import find_method
 
     class Course(LocalLink):
         """A stopped (method, seed) begins anew, so the sites keep no checkpoints; nor are they tested untrained."""
@@ -173,11 +170,9 @@ def run_one(label: str, seed: int, args: argparse.Namespace) -> None:
     folder = args.out / "work" / place
     for old in folder.rglob("*.jsonl"):
         old.unlink()
-    student, record = make_central(config), Sheet(folder, config)
-    kind, params = find_method(config.method)
-    method = kind(params, config, student, record)
-    nodes = [make_node(config, site, "run", folder / "sites" / site.name) for site in config.sites]
-    summary = method.run(Course(nodes, admission(config, student)))
+    here = assemble(config, Sheet(folder, config), run="run")
+    nodes = here.nodes
+    summary = here.federation.run(Course(nodes, here.federation.admission()))
     scores = {}
     for node in nodes:
         lines = (node.folder / "scores.jsonl").read_text().splitlines()

@@ -82,8 +82,8 @@ def trained(seed: int, stage: str, begin: dict[str, np.ndarray], epochs: int) ->
         if not path.exists():
             with tempfile.TemporaryDirectory() as folder:
                 node = Node(config, site, "run", Path(folder))
-                settings = {"epochs": epochs, "decay": [0.0, 1.0], "send_weights": True, "round": 1}
-                done = node.answer(Ask("train.local", begin, settings))
+                settings = {"epochs": epochs, "decay": [0.0, 1.0], "round": 1}
+                done = node.answer(Ask("train.parameters", begin, settings))
                 predicted = node.answer(Ask("query.predictions", {"rows": np.arange(len(node.public))}, {"round": 1}))
                 accuracy = node.test_scores()["accuracy"]
             found = {f"w/{name}": value for name, value in done.arrays.items()}
@@ -97,7 +97,7 @@ def trained(seed: int, stage: str, begin: dict[str, np.ndarray], epochs: int) ->
 
 
 @lru_cache(1)
-def first_student(seed: int) -> tuple[Any, dict[str, np.ndarray]]:
+def first_student(seed: int) -> tuple[Any, dict[str, Any]]:
     """The central model and the state that it begins with."""
     from fedstill.server.central import CentralModel
 
@@ -108,7 +108,7 @@ def first_student(seed: int) -> tuple[Any, dict[str, np.ndarray]]:
 def student_of(seed: int) -> Any:
     """The central model as it begins."""
     student, state = first_student(seed)
-    student.learner.load_state({name: value.copy() for name, value in state.items()})
+    student.learner.load_state({"model": {name: value.copy() for name, value in state["model"].items()}})
     student.begin_round(1)
     return student
 

@@ -37,10 +37,8 @@ from fedstill.common.models import text_model as models
 from fedstill.common.models.loading import load_model
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Failure, Reply
-from fedstill.server.central import CentralModel
+from fedstill.deploy.launch.process import assemble
 from fedstill.server.link import LocalLink
-from fedstill.server.record import Record
-from fedstill.strategies import find_method
 
 RESULTS = Path(__file__).resolve().parent / "train.json"
 PHASES = ("tokenise", "local", "sites", "central")
@@ -109,18 +107,17 @@ def ours(config: RunConfig, folder: Path) -> tuple[Clock, dict[str, Any]]:
 
     models.encode = encode
     try:
-        student = CentralModel(config)
-        nodes = [Node(config, site, "run", folder / site.name) for site in config.sites]
+        here = assemble(config, folder / "run", folder)
     finally:
         models.encode = plain
-    kind, params = find_method(config.method)
-    method = kind(params, config, student, Record(folder / "run", config))
-    method._link = ClockedLink(nodes, clock)
-    method._begin(1)
+    fed, nodes = here.federation, here.nodes
+    fed.link = ClockedLink(nodes, clock)
+    fed.sites = fed.link.sites
+    fed._begin(1)
     began = time.process_time()
-    method._drive(method.round(1))
+    fed._drive(fed.method.round(fed))
     clock["central"] = time.process_time() - began - clock["local"] - clock["sites"]
-    return clock, {"central": student.learner.model.net, **{node.name: node.learner.model.net for node in nodes}}
+    return clock, {"central": fed.central.learner.model.net, **{node.name: node.learner.model.net for node in nodes}}
 
 
 # --- the yardstick -------------------------------------------------------------------------------------------------
