@@ -9,7 +9,8 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo test test-unit test-federation test-deploy test-faults lint types check bench-exchange bench-transport bench-bytes \
-	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train clean
+	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train bench-models \
+	pretrain clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -88,6 +89,13 @@ bench-membership: $(READY) ## membership inference through predictions, with and
 
 bench-train: $(READY) ## one FedID round in CPU seconds beside a lean loop of plain torch; writes experiments/bench/train.json
 	$(BIN)/python experiments/bench/train.py
+
+bench-models: $(READY) ## the small trained models beside random twins, probe and fine-tuning; resumes; writes experiments/bench/small_models.json
+	$(BIN)/python experiments/bench/small_models.py
+
+pretrain: $(READY) ## distil MiniLM into the four small models of common/models/weights, with texts from ../shared/data; hours
+	$(BIN)/python experiments/pretraining/distil.py
+	$(BIN)/python experiments/pretraining/cards.py
 
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

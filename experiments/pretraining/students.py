@@ -1,0 +1,85 @@
+"""The small models before they learn: tokenizers made from the texts, bodies of four families, warm word vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import normalizers, pre_tokenizers
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
+
+from fedstill.common.models.builtin import TOKENIZERS, warm_embeddings
+from fedstill.common.randomness import seeded
+
+VOCABULARY = 7000
+WIDTH, LAYERS, HEADS = 192, 3, 6
+POSITIONS = 256
+_ENCODER = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 4 * WIDTH,
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "bert": {**_ENCODER, "max_position_embeddings": POSITIONS},
+    "roberta": {**_ENCODER, "max_position_embeddings": POSITIONS + 2, "type_vocab_size": 1},
+    "xlnet": {"d_model": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 4 * WIDTH},
+    "t5": {
+        "d_model": WIDTH,
+        "d_kv": WIDTH // HEADS,
+        "d_ff": 4 * WIDTH,
+        "num_layers": LAYERS,
+        "num_decoder_layers": 2,
+        "num_heads": HEADS,
+        "decoder_start_token_id": 0,
+    },
+}
+# A text-to-text model scores a class by its word, which should be one piece of the vocabulary.
+LABEL_WORDS = """negative positive neutral good bad great terrible yes no maybe true false entailment contradiction
+different same equivalent duplicate paraphrase acceptable unacceptable world sports business science technology politics
+joy anger sadness fear disgust surprise happiness love very somewhat question answer related unrelated high medium low
+toxic normal spam correct incorrect not""".split()
+
+
+def make_tokenizer(family: str, texts: Sequence[str]) -> Any:
+    """The family's tokenizer for these texts; all of them read small letters only, so that few pieces go far."""
+    lowered = [text.lower() for text in texts] + LABEL_WORDS * 100
+    size = VOCABULARY - 1 if family == "t5" else VOCABULARY  # one is left for the mark of a missing word
+    made = TOKENIZERS[family](lowered, size)
+    if family in ("bert", "xlnet"):
+        made.model_max_length = POSITIONS if family == "bert" else 512
+        return made
+    backend = made.backend_tokenizer
+    backend.normalizer = normalizers.Lowercase()
+    if family == "roberta":  # the first word of a text is the piece that it is elsewhere
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    names = {**made.special_tokens_map, "mask_token": "<mask>"}
+    # Not of the family's own class: that would build its parts anew on loading, and forget the small letters.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=POSITIONS if family == "roberta" else 512,
+        model_input_names=["input_ids", "attention_mask"],
+        **names,
+    )
+
+
+def untrained(family: str, tokenizer: Any, seed: int) -> Any:
+    """A body of the family with random layers."""
+    numbers = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    for role in ("bos_token_id", "eos_token_id"):
+        if getattr(tokenizer, role) is not None:
+            numbers[role] = getattr(tokenizer, role)
+    config = AutoConfig.for_model(family, **{**ARCHITECTURES[family], **numbers})
+    with seeded(seed):
+        if family == "t5":
+            return AutoModelForSeq2SeqLM.from_config(config)
+        extra = {"add_pooling_layer": False} if family in ("bert", "roberta") else {}
+        return AutoModel.from_config(config, **extra)
+
+
+def make_student(family: str, texts: Sequence[str], seed: int) -> tuple[Any, Any]:
+    """Body and tokenizer; the word vectors are MiniLM's, projected to the width, and the layers random."""
+    tokenizer = make_tokenizer(family, texts)
+    net = untrained(family, tokenizer, seed)
+    warm_embeddings(net, tokenizer)
+    return net, tokenizer
