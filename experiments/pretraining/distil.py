@@ -10,7 +10,8 @@ The recipe, from top to bottom:
 2. Lessons (teacher.py). MiniLM reads every text once; kept are its vector of the text after every layer, and its states
    of every word after layers 3 and 5.
 3. Students (students.py). Tokenizers of 7,000 pieces made from the texts; 3 layers of 192; word vectors start as
-   MiniLM's, the layers at random.
+   MiniLM's, projected to the directions that say most of its layer 5; the layers start at random, and the linear maps
+   of step 4 at their best for that (least squares).
 4. Distillation (below). For every text the student is to give, each through a linear map that is thrown away later:
    - the words' states of MiniLM's layer 3 from its second layer, of layer 5 from its last: teacher and student cut
      words into different pieces, so both average the pieces of a word;
@@ -33,7 +34,7 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,14 @@ class Scale:
     directions: Tensor
 
     @classmethod
-    def of(cls, vectors: np.ndarray) -> Scale:
+    def of(cls, vectors: np.ndarray, temper: float = TEMPER) -> Scale:
         """The scale for vectors like these."""
         sample = torch.from_numpy(np.asarray(vectors, np.float32)).double()
         mean = sample.mean(dim=0)
         values, directions = torch.linalg.eigh((sample - mean).T @ (sample - mean) / len(sample))
         values = values.clamp(min=float(values.max()) * 1e-4)
-        scaled = directions / values ** (TEMPER / 2)
-        scaled /= (values ** (1 - TEMPER)).mean().sqrt()
+        scaled = directions / values ** (temper / 2)
+        scaled /= (values ** (1 - temper)).mean().sqrt()
         return cls(mean.float(), scaled.float())
 
     def __call__(self, vectors: np.ndarray) -> Tensor:
@@ -117,6 +118,35 @@ def make_course(tokenizer: Any, texts: Corpus, taught: Lessons) -> Course:
     return Course(tokens, words, content, taught, others, size[review] > 1)
 
 
+class Steady(nn.Module):
+    """Centres and scales vectors by their statistics of late: means of many tokens hardly differ from text to text.
+
+    In contrast to batch normalisation, whose batches here have texts of one length, all vectors are treated alike.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mean, self.square, self.share = torch.zeros(width), torch.zeros(width), 0.0
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        if self.training:
+            seen = vectors.detach()
+            self.mean += 0.02 * (seen.mean(dim=0) - self.mean)
+            self.square += 0.02 * (seen.pow(2).mean(dim=0) - self.square)
+            self.share += 0.02 * (1 - self.share)  # both began at zero
+        mean = self.mean / self.share
+        return (vectors - mean) / (self.square / self.share - mean.pow(2)).clamp(min=1e-6).sqrt()
+
+
+def _lines(width: int) -> list[nn.Linear]:
+    """A map for every target, all of them to nothing at first."""
+    made = [nn.Linear(WIDTH, width) for _ in SENTENCES]
+    for linear in made:
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+    return made
+
+
 class Student(nn.Module):
     """A body, and the linear maps from its states to the teacher's, which only the distillation needs."""
 
@@ -126,14 +156,15 @@ class Student(nn.Module):
         self.family: str = net.config.model_type
         width = course.lessons.words.shape[2]
         self.hints = nn.ModuleList(nn.Linear(WIDTH, width) for _ in HINTS)
-        self.maps = nn.ModuleList(nn.Linear(WIDTH, width) for _ in SENTENCES)
+        self.maps = nn.ModuleDict({whence: nn.ModuleList(_lines(width)) for whence in WHENCE})
+        self.steady = Steady(WIDTH)
         some = course.lessons.words[::32]
         self.word_scales = [Scale.of(some[:, place]) for place in range(len(WORD_LAYERS))]
         few = slice(0, 20_000)
         self.scales = [
             Scale.of(course.lessons.sentences[few, 5]),
             Scale.of(course.lessons.sentences[few, 6]),
-            Scale.of(course.others[course.has_others][few]),
+            Scale.of(course.others[course.has_others][few], temper=0.0),  # the small directions are chance here
         ]
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -167,8 +198,13 @@ class Student(nn.Module):
         inputs = {name: value for name, value in batch.items() if name not in ("words", "written")}
         return tuple(encoder(**inputs, output_hidden_states=True).hidden_states)
 
-    def losses(self, rows: np.ndarray, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What is to become small, each already weighted."""
+    def losses(
+        self,
+        rows: np.ndarray,
+        batch: dict[str, Tensor],
+        watch: Callable[[nn.Module, Tensor, Tensor], None] | None = None,
+    ) -> dict[str, Tensor]:
+        """What is to become small, each already weighted; `watch` is told what every map gets and is to give."""
         taught, found = self.course.lessons, {}
         with torch.autocast("cpu", torch.bfloat16):
             states = self.states(batch)
@@ -187,23 +223,77 @@ class Student(nn.Module):
         for (layer, which, weight), hint in zip(HINTS, self.hints, strict=True):
             own = (hot @ states[layer].float())[inside][known]
             target = self.word_scales[which](words[:, which])[known]
+            if watch:
+                watch(hint, own, target)
             found[f"words of layer {WORD_LAYERS[which]}"] = weight * functional.mse_loss(hint(own), target)
         mask = batch["attention_mask"].unsqueeze(-1).float()
         mean = (states[-1].float() * mask).sum(dim=1) / mask.sum(dim=1)
         targets = [taught.sentences[rows, 5], taught.sentences[rows, 6], self.course.others[rows]]
+        summaries = self.summaries(mean, states[-1])
         apart = torch.from_numpy(self.course.has_others[rows])
-        for (name, weight), scale, vectors, linear in zip(SENTENCES, self.scales, targets, self.maps, strict=True):
-            which, target = apart if "passages" in name else torch.ones_like(apart), scale(vectors)
-            for whence, vector in self.summaries(mean, states[-1]).items():
+        for number, (name, weight) in enumerate(SENTENCES):
+            which = apart if "passages" in name else torch.ones_like(apart)
+            target = self.scales[number](targets[number])
+            for whence, vector in summaries.items():
+                linear = self.maps[whence][number]
                 error = ((linear(vector) - target).pow(2).mean(dim=1) * which).sum() / which.sum().clamp(min=1)
                 found[f"texts, {name}, from {whence}"] = weight * error
+                if watch and whence == WHENCE[0]:
+                    watch(linear, vector[which], target[which])
         return found
 
     def summaries(self, mean: Tensor, last: Tensor) -> dict[str, Tensor]:
         """The mean vector, and the state of the token that the family's heads for classes read."""
         if self.family == "t5":
-            return {WHENCE[0]: mean}
-        return {WHENCE[0]: mean, WHENCE[1]: last[:, -1 if self.family == "xlnet" else 0].float()}
+            return {WHENCE[0]: self.steady(mean)}
+        # The token's state tells nothing at first: scaled as well, its noise would drown all other lessons.
+        return {WHENCE[0]: self.steady(mean), WHENCE[1]: last[:, -1 if self.family == "xlnet" else 0].float()}
+
+
+def telling_directions(taught: Lessons) -> Tensor:
+    """The projection (384 x WIDTH) of MiniLM's word vectors that says most of its layer 5, as far as a line can."""
+    given = torch.from_numpy(np.asarray(taught.sentences[:20_000, 0], np.float32))
+    wanted = Scale.of(taught.sentences[:20_000, 5])(taught.sentences[:20_000, 5])
+    line = _ridge(given, wanted)[0]
+    said = (given - given.mean(dim=0)) @ line
+    values, directions = torch.linalg.eigh((said.T @ said).double())
+    top = directions[:, values.argsort(descending=True)[:WIDTH]].float()
+    return line @ (top * torch.sign(top.sum(dim=0)))  # an eigenvector's sign is the library's whim
+
+
+def _ridge(given: Tensor, wanted: Tensor, strength: float = 1e-3) -> tuple[Tensor, Tensor]:
+    """Least squares with a little shrinking: matrix and offset."""
+    given, wanted = given.double(), wanted.double()
+    mean, aim = given.mean(dim=0), wanted.mean(dim=0)
+    centred = given - mean
+    square = centred.T @ centred
+    square += strength * square.diagonal().mean() * torch.eye(len(square))
+    line = torch.linalg.solve(square, centred.T @ (wanted - aim))
+    return line.float(), (aim - mean @ line).float()
+
+
+def fit_maps(student: Student, texts: int = 4096) -> None:
+    """Start the linear maps at the best for the untrained student, so that no step is spent on them."""
+    rng, gathered = np.random.default_rng(SEED), {}
+    course = student.course
+    rows = np.arange(CHECKED, CHECKED + texts)
+    rows = rows[np.argsort([len(course.tokens[row]) for row in rows], kind="stable")]
+
+    def keep(linear: nn.Module, given: Tensor, target: Tensor) -> None:
+        pair = gathered.setdefault(linear, ([], []))
+        pair[0].append(given.detach())
+        pair[1].append(target)
+
+    parts = np.split(rows, range(BATCH, texts, BATCH))
+    for watch in (None, keep):  # the first pass settles the scale of the mean vectors
+        for place in rng.permutation(len(parts)):
+            with torch.no_grad():
+                student.losses(parts[place], student.batch(parts[place], rng), watch)
+    with torch.no_grad():
+        for linear, (given, target) in gathered.items():
+            line, offset = _ridge(torch.cat(given), torch.cat(target))
+            linear.weight.copy_(line.T)
+            linear.bias.copy_(offset)
 
 
 def batches(course: Course, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -222,12 +312,14 @@ def batches(course: Course, rng: np.random.Generator) -> Iterator[np.ndarray]:
 def nearness(student: Student) -> dict[str, float]:
     """On texts not learned from: share of the teacher's variance that the student's maps give, by target."""
     rng, sums = np.random.default_rng(SEED), Counter()
+    student.steady.eval()
     rows = np.argsort([len(student.course.tokens[row]) for row in range(CHECKED)], kind="stable")
     with torch.inference_mode():
         for start in range(0, CHECKED, BATCH):
             part = rows[start : start + BATCH]
             for name, loss in student.losses(part, student.batch(part, rng)).items():
                 sums[name] += float(loss) * len(part) / CHECKED
+    student.steady.train()
     weights = {f"words of layer {WORD_LAYERS[which]}": weight for _, which, weight in HINTS}
     weights |= {f"texts, {name}, from {whence}": weight for name, weight in SENTENCES for whence in WHENCE}
     found = {name: round(1 - value / weights[name], 4) for name, value in sums.items() if name in weights}
@@ -238,11 +330,15 @@ def distil(name: str, texts: Corpus, taught: Lessons, epochs: float, target: Pat
     """Train one student, write it to target / name, and give the facts of its card."""
     began, rng = time.monotonic(), np.random.default_rng(SEED)
     torch.manual_seed(SEED)
-    net, tokenizer = make_student(name.removeprefix("small-"), texts.texts[CHECKED:], SEED)
+    telling = telling_directions(taught)
+    net, tokenizer = make_student(name.removeprefix("small-"), texts.texts[CHECKED:], SEED, telling)
     net.set_attn_implementation("eager")  # on a CPU in bfloat16 nearly twice as fast, backward, as the fused kernel
-    student = Student(net, tokenizer, make_course(tokenizer, texts, taught)).eval()  # no dropout: the teacher is sure
-    parameters = [value for value in student.parameters() if value.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01, betas=(0.9, 0.98), fused=True)
+    student = Student(net, tokenizer, make_course(tokenizer, texts, taught))
+    net.eval()  # no dropout: the teacher is sure
+    fit_maps(student)
+    print(f"{name} before the first step: {nearness(student)}", flush=True)
+    body, maps = list(net.parameters()), [*student.hints.parameters(), *student.maps.parameters()]
+    optimizer = torch.optim.AdamW(body + maps, lr=RATE, weight_decay=0.01, betas=(0.9, 0.98), fused=True)
     steps = math.ceil(epochs * (len(texts.texts) - CHECKED) / BATCH)
     shown: Counter[str] = Counter()
     for step, rows in zip(range(steps), batches(student.course, rng), strict=False):
@@ -253,9 +349,9 @@ def distil(name: str, texts: Corpus, taught: Lessons, epochs: float, target: Pat
         losses = student.losses(rows, student.batch(rows, rng))
         optimizer.zero_grad(set_to_none=True)
         torch.stack(list(losses.values())).sum().backward()
-        nn.utils.clip_grad_norm_(parameters, CLIP)
+        nn.utils.clip_grad_norm_(body + maps, CLIP)
         optimizer.step()
-        shown.update({key: float(value) / 100 for key, value in losses.items()})
+        shown.update({key: float(value.detach()) / 100 for key, value in losses.items()})
         if step % 100 == 99:
             line = ", ".join(f"{key} {value:.3f}" for key, value in shown.items())
             print(f"{name} step {step + 1} of {steps}, {time.monotonic() - began:.0f} s: {line}", flush=True)

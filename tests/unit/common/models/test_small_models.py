@@ -2,7 +2,6 @@
 
 import hashlib
 import tomllib
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
