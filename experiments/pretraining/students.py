@@ -92,7 +92,12 @@ def make_student(family: str, texts: Sequence[str], seed: int, telling: Tensor) 
     own = net.get_input_embeddings().weight
     projected = (known - known[rows].mean(dim=0)) @ telling
     with torch.no_grad():
+        own.mul_(SPREAD[family] / own.std())  # the special tokens too: beside a faint one, its position would be all
         own[rows] = (projected * (SPREAD[family] / projected[rows].std()))[rows]
+        if family == "t5":  # its layers begin loud, and would hide the words from those above; the others' begin softly
+            for name, value in net.named_parameters():
+                if name.endswith((".o.weight", ".wo.weight")):
+                    value.mul_(0.2)
     return net, tokenizer
 
 

@@ -152,3 +152,26 @@ def test_the_longest_text_that_the_configuration_allows_is_read(name: str) -> No
     long = "word " * 400
     assert model.encode([long]).lengths().tolist() == [256]
     assert bool(torch.isfinite(logits(model, [long])).all())
+
+
+def test_the_decoder_of_t5_writes_the_word_that_belongs_to_the_text() -> None:
+    words = ("film", "baby", "government", "guitar")
+    model = load("small-t5", task=Task("subjects", words))
+    assert all(len(model.tokenizer(word).input_ids) == 2 for word in words)  # one piece and the end
+    texts = [
+        "the actors in this film are wonderful",
+        "this is perfect for our baby and easy to wash",
+        "the government said on friday that it will raise taxes",
+        "he plays the guitar on stage",
+    ]
+    assert logits(model, texts).argmax(dim=1).tolist() == [0, 1, 2, 3]
+
+
+def test_common_label_words_are_whole_pieces_of_t5() -> None:
+    tokenizer = load("small-t5").tokenizer
+    for task in TASKS.values():
+        for word in task.label_words:
+            if word.isalpha():
+                assert len(tokenizer(word).input_ids) <= 3, word
+    for word in ("negative", "positive", "neutral", "entailment", "contradiction", "yes", "no", "sports", "joy"):
+        assert len(tokenizer(word).input_ids) == 2, word
