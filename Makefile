@@ -100,5 +100,12 @@ bench-path: $(READY) ## our functions and files that one FedID batch passes; wri
 bench-train: $(READY) ## one FedID round in CPU seconds beside a lean loop of plain torch; writes experiments/bench/train.json
 	$(BIN)/python experiments/bench/train.py
 
+bench-models: $(READY) ## the small trained models beside random twins, probe and fine-tuning; resumes; writes experiments/bench/small_models.json
+	$(BIN)/python experiments/bench/small_models.py
+
+pretrain: $(READY) ## distil MiniLM into the four small models of common/models/weights, with texts from ../shared/data; hours
+	$(BIN)/python experiments/pretraining/distil.py
+	$(BIN)/python experiments/pretraining/cards.py
+
 clean: ## remove .venv, caches and build leftovers (runs/ stays)
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,8 @@
-"""Built-in models: tiny ones of four families made on this machine from a seed, and MiniLM with its real weights."""
+"""Built-in models: tiny ones of four families made from a seed, small trained ones, and MiniLM as it is."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -10,11 +11,13 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import torch
 
@@ -30,7 +33,10 @@ BLANK = "▁"
 
 @dataclass(frozen=True)
 class Builtin:
-    """A model that needs no download; `parameters` leaves the task's head out, `layers` are those kept of MiniLM."""
+    """A model that needs no download; `parameters` leaves the task's head out, `layers` are those kept of MiniLM.
+
+    `shipped` models lie beside this file, distilled from MiniLM by experiments/pretraining.
+    """
 
     name: str
     family: str
@@ -39,6 +45,7 @@ class Builtin:
     description: str
     layers: int | None = None
     warm: bool = False
+    shipped: bool = False
 
 
 def builtin_models() -> list[Builtin]:
@@ -49,6 +56,8 @@ def builtin_models() -> list[Builtin]:
 def builtin_folder(name: str) -> tuple[Path, dict[str, Any]]:
     """Where a built-in model lies (made now if need be), and what to change of its configuration on loading."""
     builtin = BUILTINS[name]
+    if builtin.shipped:
+        return shipped_folder(name), {}
     if builtin.pretrained:
         return minilm_folder(), {"num_hidden_layers": builtin.layers}
     target = cache_folder() / f"{name}-{VERSION}"
@@ -70,6 +79,27 @@ def builtin_folder(name: str) -> tuple[Path, dict[str, Any]]:
 def cache_folder() -> Path:
     """$FEDSTILL_CACHE, or ~/.cache/fedstill."""
     return Path(os.environ.get("FEDSTILL_CACHE") or Path.home() / ".cache" / "fedstill")
+
+
+def shipped_folder(name: str) -> Path:
+    """The folder of a model whose weights come with this package."""
+    for root in _package_folders():
+        if (root / "weights" / name / "model.safetensors").is_file():
+            return root / "weights" / name
+    raise FileNotFoundError("its weights are not there (a Flower bundle carries none); install the package fedstill")
+
+
+def _package_folders() -> Iterator[Path]:
+    """This folder; then, since a Flower bundle of the repository has no weights, that of the installed package."""
+    yield Path(__file__).resolve().parent
+    try:
+        installed = importlib.metadata.distribution("fedstill")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    yield Path(str(installed.locate_file("fedstill/common/models")))
+    source = json.loads(installed.read_text("direct_url.json") or "{}")
+    if source.get("dir_info", {}).get("editable"):
+        yield Path(url2pathname(urlsplit(source["url"]).path)) / "common/models"
 
 
 def minilm_folder() -> Path:
@@ -98,11 +128,11 @@ def quiet() -> Iterator[None]:
 
 
 def _make(builtin: Builtin, folder: Path) -> None:
-    tokenizer = TOKENIZERS[builtin.family]()
+    tokenizer = TOKENIZERS[builtin.family](_texts(), VOCABULARY)
     with seeded(SEED):
         model = _untrained(builtin.family, tokenizer)
     if builtin.warm:
-        _warm(model, tokenizer)
+        warm_embeddings(model, tokenizer)
     with quiet():
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
@@ -117,14 +147,14 @@ def _texts() -> list[str]:
     return [str(text) for text in short + long[::4]]
 
 
-def _pieces(lower: bool) -> tuple[Counter[str], Counter[str], Counter[str]]:
+def _pieces(texts: Sequence[str], lower: bool) -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Words, word endings and characters with their counts.
 
     The trainers for WordPiece and Unigram give other vocabularies on every run (they walk hash tables), so that two
     sites would not share a tokenizer; plain counting does not.
     """
     words: Counter[str] = Counter()
-    for text in _texts():
+    for text in texts:
         words.update(re.findall(r"\w+|[^\w\s]", text.lower() if lower else text))
     endings: Counter[str] = Counter()
     characters: Counter[str] = Counter()
@@ -140,60 +170,59 @@ def _common(counts: Counter[str], room: int) -> list[str]:
     return sorted(counts, key=lambda piece: (-counts[piece], piece))[:room]
 
 
-def _wordpiece() -> Any:
+def _wordpiece(texts: Sequence[str], size: int) -> Any:
     from transformers import BertTokenizer
 
-    words, endings, characters = _pieces(lower=True)
+    words, endings, characters = _pieces(texts, lower=True)
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_common(characters, 200)]
     tokens += [f"##{sign}" for sign in _common(characters, 200)] + [f"##{end}" for end in _common(endings, 800)]
     known = set(tokens)
-    tokens += [word for word in _common(words, VOCABULARY) if word not in known][: VOCABULARY - len(tokens)]
+    tokens += [word for word in _common(words, size) if word not in known][: size - len(tokens)]
     return BertTokenizer(vocab={token: number for number, token in enumerate(tokens)}, model_max_length=512)
 
 
-def _byte_pairs() -> Any:
+def _byte_pairs(texts: Sequence[str], size: int) -> Any:
     from tokenizers import ByteLevelBPETokenizer
     from transformers import RobertaTokenizer
 
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(
-        _texts(), vocab_size=VOCABULARY, min_frequency=2, special_tokens=special, show_progress=False
-    )
+    trained.train_from_iterator(texts, vocab_size=size, min_frequency=2, special_tokens=special, show_progress=False)
     model = json.loads(trained.to_str())["model"]
     merges: Any = [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in model["merges"]]
     return RobertaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=512)
 
 
-def _scored(special: list[str], lower: bool) -> list[tuple[str, float]]:
+def _scored(texts: Sequence[str], size: int, special: list[str], lower: bool) -> list[tuple[str, float]]:
     """A Unigram vocabulary: log-frequencies, with inner pieces marked down so that whole words win."""
-    words, endings, characters = _pieces(lower)
+    words, endings, characters = _pieces(texts, lower)
     total = math.log(sum(words.values()))
     scores = {BLANK: -4.0}
-    room = VOCABULARY - len(special) - 1
+    room = size - len(special) - 1
     for sign in _common(characters, 200):
         scores[sign] = math.log(characters[sign]) - total - 4.0
     for end in _common(endings, 800):
         scores.setdefault(end, math.log(endings[end]) - total - 4.0)
-    whole = [word for word in _common(words, VOCABULARY) if word.isalnum()]
+    whole = [word for word in _common(words, size) if word.isalnum()]
     for word in whole[: room - len(scores) + 1]:
         scores[BLANK + word] = math.log(words[word]) - total
     return [(token, 0.0) for token in special] + [(piece, round(score, 6)) for piece, score in scores.items()]
 
 
-def _unigram_xlnet() -> Any:
+def _unigram_xlnet(texts: Sequence[str], size: int) -> Any:
     from transformers import XLNetTokenizer
 
     special = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
     names = ["input_ids", "token_type_ids", "attention_mask"]  # segments tell the two parts of a pair apart
-    vocabulary = _scored(special, lower=True)
+    vocabulary = _scored(texts, size, special, lower=True)
     return XLNetTokenizer(vocab=vocabulary, do_lower_case=True, padding_side="left", model_input_names=names)
 
 
-def _unigram_t5() -> Any:
+def _unigram_t5(texts: Sequence[str], size: int) -> Any:
     from transformers import T5Tokenizer
 
-    return T5Tokenizer(vocab=_scored(["<pad>", "</s>", "<unk>"], lower=False), extra_ids=0, model_max_length=512)
+    vocabulary = _scored(texts, size, ["<pad>", "</s>", "<unk>"], lower=False)
+    return T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=512)
 
 
 def _untrained(family: str, tokenizer: Any) -> Any:
@@ -204,7 +233,7 @@ def _untrained(family: str, tokenizer: Any) -> Any:
     return kind.from_config(configure(family, vocab_size=len(tokenizer), **ARCHITECTURES[family]))
 
 
-def _warm(model: Any, tokenizer: Any) -> None:
+def warm_embeddings(model: Any, tokenizer: Any) -> None:
     """Set the input embeddings to MiniLM's for the same letters, projected to this width, at the scale they had."""
     from safetensors.torch import load_file
     from transformers import BertTokenizer
@@ -231,7 +260,7 @@ def _warm(model: Any, tokenizer: Any) -> None:
         own[rows] = (projected * (scale / projected.std())).to(own.dtype)
 
 
-TOKENIZERS: dict[str, Callable[[], Any]] = {
+TOKENIZERS: dict[str, Callable[[Sequence[str], int], Any]] = {
     "bert": _wordpiece,
     "roberta": _byte_pairs,
     "xlnet": _unigram_xlnet,
@@ -258,6 +287,7 @@ ARCHITECTURES = {
 }
 
 _MADE = "2 layers x 128, random weights from a fixed seed"
+_SMALL = "3 layers x 192, distilled from MiniLM"
 _WARM = "2 layers x 128, word vectors from MiniLM, the rest random from a fixed seed"
 BUILTINS = {
     builtin.name: builtin
@@ -270,6 +300,10 @@ BUILTINS = {
         Builtin("tiny-roberta-warm", "roberta", 1_230_720, False, f"RoBERTa, byte-level BPE; {_WARM}", warm=True),
         Builtin("tiny-xlnet-warm", "xlnet", 1_197_696, False, f"XLNet, Unigram; {_WARM}", warm=True),
         Builtin("tiny-t5-warm", "t5", 1_687_296, False, f"T5, Unigram, text-to-text; {_WARM}", warm=True),
+        Builtin("small-bert", "bert", 2_765_568, True, f"BERT, WordPiece; {_SMALL}", shipped=True),
+        Builtin("small-roberta", "roberta", 2_728_704, True, f"RoBERTa, byte-level BPE; {_SMALL}", shipped=True),
+        Builtin("small-xlnet", "xlnet", 2_739_840, True, f"XLNet, Unigram; {_SMALL}", shipped=True),
+        Builtin("small-t5", "t5", 3_853_824, True, f"T5, Unigram, text-to-text; {_SMALL}", shipped=True),
         Builtin("minilm", "bert", 22_713_216, True, "MiniLM, 6 layers x 384, pretrained", layers=6),
         Builtin("minilm-3", "bert", 17_389_824, True, "MiniLM, the first 3 of its layers, pretrained", layers=3),
         Builtin("minilm-2", "bert", 15_615_360, True, "MiniLM, the first 2 of its layers, pretrained", layers=2),
