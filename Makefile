@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo docs test test-unit test-federation test-deploy test-faults test-portable lint types tree check bench-exchange bench-transport bench-bytes \
-	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train bench-path clean
+	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train bench-path bench-models pretrain clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'

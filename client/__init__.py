@@ -1,1 +1,1 @@
-"""The site: its Flower ClientApp, its model at work, its end of the stream."""
+"""The site: its Flower ClientApp, its model, its end of the stream."""

@@ -23,7 +23,7 @@ log = logging.getLogger("flwr")
 
 @app.query("join")
 def join(message: Message, context: Context) -> Message:
-    """Load the site's model once and serve the run's Asks until it ends; with `messages`, only say who this is."""
+    """Load the site's model once and serve the run's Asks until it ends; with `messages`, only report the greeting."""
     _, facts = from_records(message.content)
     config = load_run(str(facts["config"]))
     kind = node_kind(config)
@@ -35,7 +35,7 @@ def join(message: Message, context: Context) -> Message:
         door = None if facts["link"] == "messages" else _door(config, site, facts)
     except Exception as error:
         if kind.task_is_secret and context.node_config.get("site") is not None:
-            log.error("%s: %s", who, error)  # what it says may speak of the task
+            log.error("%s: %s", who, error)  # the error text may reveal the task
             secret = f"{who} cannot begin; its own log says why, since its task is its secret"
             raise RuntimeError(secret) from None
         raise RuntimeError(f"{who}: {error}") from error
@@ -52,7 +52,7 @@ def join(message: Message, context: Context) -> Message:
 
 
 def answer_message(message: Message, context: Context) -> Message:
-    """One Ask as a Flower message: the model is restored, asked and put away again."""
+    """Answer one Ask sent as a Flower message: restore the model, work, and save it again."""
     arrays, facts = from_records(message.content)
     config = load_run(str(facts["config"]))
     site = find_site(config, context)
@@ -61,7 +61,7 @@ def answer_message(message: Message, context: Context) -> Message:
     verb = message.metadata.message_type
     try:
         reply = node.answer(Ask(verb, arrays, facts["settings"]))
-    except Exception as error:  # the coordinator leaves this site out of the step and says why
+    except Exception as error:  # the coordinator leaves this site out of the step and logs why
         return Message(to_records({}, {"error": f"{type(error).__name__}: {error}"}), reply_to=message)
     node.put_away(int(facts["number"]))
     return Message(to_records(reply.arrays, {"metrics": reply.metrics}), reply_to=message)
@@ -73,12 +73,12 @@ for _verb in all_verbs():
 
 
 def find_site(config: RunConfig, context: Context) -> SiteConfig:
-    """Which site this SuperNode is: its own file, or the run's entry that its partition number names."""
-    own = context.node_config.get("site")
-    if own is not None:
-        here = load_site(Path(str(own)))
-        check_files(config, here)
-        return here
+    """Return the site that this SuperNode serves: from its own file, or the run's entry with its partition number."""
+    path = context.node_config.get("site")
+    if path is not None:
+        own_site = load_site(Path(str(path)))
+        check_files(config, own_site)
+        return own_site
     number = context.node_config.get("partition-id")
     if number is None:
         raise ConfigError(
@@ -93,7 +93,7 @@ def find_site(config: RunConfig, context: Context) -> SiteConfig:
 
 
 def state_root(site: SiteConfig) -> Path:
-    """Where this site keeps its state: its own setting, else $FEDSTILL_STATE, else the user's state folder."""
+    """Return the site's state folder: its own setting, else $FEDSTILL_STATE, else the user's state folder."""
     if site.state is not None:
         return site.state.expanduser() / site.name
     return Path(os.environ.get("FEDSTILL_STATE") or Path.home() / ".local/state/fedstill") / site.name

@@ -1,4 +1,4 @@
-"""The site's model at work: answers each verb of an Ask with torch alone; knows nothing of Flower or of sockets."""
+"""The site's model at work: answers the verbs of Asks with torch alone; independent of Flower and sockets."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Loss = Callable[[Tensor, Rows], Tensor]
 
 
 class Node:
-    """One site: private texts, own tokenizer, own model, resident for the session."""
+    """One site: its private texts, tokenizer and model, kept in memory for the session."""
 
-    task_is_secret: ClassVar[bool] = False  # whether nobody else may hear of the site's task
+    task_is_secret: ClassVar[bool] = False  # whether the site's task must stay secret
 
     def __init__(self, config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> None:
         if site.threads is not None:
@@ -47,17 +47,17 @@ class Node:
         self.config, self.site, self.name = config, site, site.name
         self.folder = state_root / run
         self.checkpoints = self.folder / "checkpoints"
-        self.place = (0, 0)  # of the Ask that is worked on: round and step
-        self.pending: Pending | None = None  # FedID: a batch that waits for its feedback
-        self.second: Any = None  # a second model beside the site's own, where a method has one
-        self.kept: dict[str, Any] = {}  # what verbs remember between rounds beside the model, in every checkpoint
+        self.place = (0, 0)  # round and step of the current Ask
+        self.pending: Pending | None = None  # FedID: the batch that waits for its feedback
+        self.second: Any = None  # a second model beside the site's own, if the method uses one
+        self.kept: dict[str, Any] = {}  # what verbs keep between rounds beside the model; part of every checkpoint
         self.ledger = Ledger(state_root / "ledger.jsonl", run)
         self.guard = None if site.privacy is None else Guard(site.privacy, state_root, run)
         self.gate = Gate(site, run, state_root, self._work)
         self._load(config, site)
 
     def _load(self, config: RunConfig, site: SiteConfig) -> None:
-        """The site's texts and its model."""
+        """Load the site's texts and model."""
         self.texts = texts = site_texts(config, site)
         self.task = texts.task
         model = load_model(site.model_settings(config.train), self.task, derive(config.seed, site.name, "model"))
@@ -65,14 +65,14 @@ class Node:
         assert texts.private.labels is not None
         self.labels = torch.from_numpy(texts.private.labels).to(model.device)
         self.private = model.encode(texts.private.texts)
-        self.lessons: Batches = self.private  # what the private training is fed with
+        self.lessons: Batches = self.private  # the inputs of private training
         self.public = model.encode(texts.public.texts)
         self.test = model.encode(texts.test.texts)
         self.test_labels = texts.test.labels
         self.fingerprint = texts.public.fingerprint()
 
     def greeting(self) -> Facts:
-        """What a site says of itself when it joins: enough to see that all mean the same; no text, no label."""
+        """Describe the site when it joins: enough to check that all parties agree; no text and no text's label."""
         return {
             "name": self.name,
             "family": self.learner.model.family,
@@ -88,7 +88,7 @@ class Node:
         }
 
     def answer(self, ask: Ask) -> Reply:
-        """Work an Ask; whatever leaves the site is in its ledger before it leaves."""
+        """Work on an Ask; whatever leaves the site is entered in its ledger first."""
         try:
             reply = self.gate.answer(ask)
         except Exception as error:
@@ -98,7 +98,7 @@ class Node:
         return reply
 
     def _work(self, ask: Ask) -> Reply:
-        """Draw from the seed of the Ask's place in the run."""
+        """Work with random draws seeded by the Ask's place in the run."""
         verb = VERBS.get(ask.verb) or find_verb(ask.verb)
         began = time.perf_counter()
         ask = Ask(ask.verb, unpack(ask.arrays), ask.settings)
@@ -113,18 +113,18 @@ class Node:
     # --- between two plain Flower messages ---
 
     def put_away(self, number: int) -> None:
-        """Keep everything that the next message needs, since this process ends with this one."""
+        """Save everything that the next message needs; this process ends with the current one."""
         pending = self.pending
         facts = {"pending": None if pending is None else [*pending.place, pending.dropout]}
         rows = {} if pending is None else {"pending": pending.rows}
         checkpoint.save(self.folder / "work", number, {**self.state(), **rows}, facts, keep=2)
 
     def forget_work(self) -> None:
-        """A session begins: what an earlier one put away between its messages is not this one's."""
+        """Discard what an earlier session saved between its messages."""
         shutil.rmtree(self.folder / "work", ignore_errors=True)
 
     def take_up(self) -> None:
-        """Be the node that put itself away last."""
+        """Restore the node that `put_away` saved last."""
         newest = checkpoint.newest(self.folder / "work")
         if newest is None:
             return
@@ -138,17 +138,17 @@ class Node:
     # --- parts that verbs share ---
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the model, its optimizers, and what families of verbs remember under `kept`."""
+        """Return what a checkpoint holds: the model, its optimizers, and what verbs keep in `kept`."""
         return {**self.learner.state(), "kept": self.kept}
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self.kept = dict(state.get("kept", {}))
         self.learner.load_state(state)
         self.pending = None
 
     def train_privately(self, epochs: int, practice: Practice, loss: Loss | None = None) -> list[float]:
-        """Epochs of the task's loss on the private texts, each one pass or `train.epoch_steps`; mean loss of each."""
+        """Train on the private texts, each epoch one pass or `train.epoch_steps`; return each epoch's mean loss."""
         steps = self.config.train.epoch_steps
         return self.learner.fit(
             self.lessons,
@@ -161,20 +161,20 @@ class Node:
         )
 
     def private_loss(self, outputs: Tensor, places: Rows) -> Tensor:
-        """The task's loss of the model's outputs for these places of the private texts."""
+        """Return the task's loss of the model's outputs at these positions of the private texts."""
         return cross_entropy(outputs, self.labels[places])
 
     def test_scores(self) -> Facts:
-        """The task's scores on the test texts."""
+        """Return the task's scores on the test texts."""
         logits = self.learner.predict(self.test, np.arange(len(self.test)))
         return dict(task_scores(self.task, np.asarray(self.test_labels), logits, self.texts.test.domains))
 
     def own_scores(self) -> dict[str, float]:
-        """Scores that only this site may know; none where the task is everybody's."""
+        """Return scores that only this site may see; empty where the task is shared."""
         return {}
 
     def public_rows(self, rows: np.ndarray) -> Rows:
-        """Row numbers that came over the wire, if they are some."""
+        """Validate row numbers received over the wire."""
         if (
             rows.ndim != 1
             or rows.dtype.kind != "i"
@@ -184,7 +184,7 @@ class Node:
         return np.asarray(rows, np.int64)
 
     def targets(self, targets: np.ndarray, count: int) -> Tensor:
-        """Targets that came over the wire, if they fit."""
+        """Validate targets received over the wire."""
         wanted = (count, len(self.task.labels))
         if targets.shape != wanted or not np.isfinite(targets).all():
             raise WireError(f"targets of shape {targets.shape}; {wanted} finite numbers are needed")

@@ -1,4 +1,4 @@
-"""A site with a task of its own that nobody else hears of: its model, its texts, its scores."""
+"""A site whose task is private: its model, its texts, its scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedstill.common.wire import Arrays, Ask, Facts, Reply
 
 
 class OwnTaskNode(Node):
-    """Its encoder and, while the server assigns, its decoder and MLM head travel; the rest never leaves the site."""
+    """A site that shares its encoder and, while the server assigns, its decoder and MLM head; the rest never leaves."""
 
     model: MixedModel
     task_is_secret = True
@@ -47,7 +47,7 @@ class OwnTaskNode(Node):
         self.fingerprint = TextSet(()).fingerprint()
 
     def greeting(self) -> Facts:
-        """Who this is; nothing that depends on the task, not even the size of the private head."""
+        """Name the site; reveal nothing that depends on the task, not even the size of the private head."""
         return {
             "name": self.name,
             "family": self.model.family,
@@ -60,24 +60,24 @@ class OwnTaskNode(Node):
         }
 
     def answer(self, ask: Ask) -> Reply:
-        """As any site; the file of scores says what was asked, and when."""
+        """Answer as any site does; remember verb and round for the file of scores."""
         self._asked = {"verb": ask.verb, "round": ask.settings.get("round", 0)}
         return super().answer(ask)
 
     def private_loss(self, outputs: Tensor, places: Rows) -> Tensor:
-        """The model's output for a batch with answers is its loss already, whatever the task."""
+        """Return the model's output: for a batch with answers it is the loss already, whatever the task."""
         return outputs
 
     def test_scores(self) -> Facts:
-        """One number, the mean of the task's metrics, whose names would give the task away; these stay at the site."""
-        found = self.work.scores(self.model)
+        """Return the mean of the task's metrics; they stay in a local file, since their names would reveal the task."""
+        scores = self.work.scores(self.model)
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "scores.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**self._asked, "kind": self.work.task.kind, **found}) + "\n")
-        return {"score": sum(found.values()) / len(found)}
+            file.write(json.dumps({**self._asked, "kind": self.work.task.kind, **scores}) + "\n")
+        return {"score": sum(scores.values()) / len(scores)}
 
     def own_scores(self) -> dict[str, float]:
-        """The task's metrics at the last test: what only this site may know in a real federation."""
+        """Return the task's metrics at the last test, which in a real federation only this site sees."""
         path = self.folder / "scores.jsonl"
         last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1]) if path.exists() else {}
         return {name: float(value) for name, value in last.items() if name not in ("verb", "round", "kind")}
@@ -85,31 +85,31 @@ class OwnTaskNode(Node):
     # --- what the verbs of ATC share ---
 
     def shared(self, groups: Sequence[str]) -> Arrays:
-        """Copies of shared groups of parameters."""
+        """Return copies of shared groups of parameters."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self.model.group(groups).items()}
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Be what the server made of some of the shared parameters."""
+        """Load shared parameters that the server computed."""
         known = self.model.group(("encoder", "decoder", "mlm"))
-        own = {name: known[name] for name in arrays if name in known}
-        self.model.fill(own, {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
+        shared = {name: known[name] for name in arrays if name in known}
+        self.model.fill(shared, {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
 
     def shown(self, vectors: np.ndarray, clip: float, noise: float, *place: object) -> np.ndarray:
-        """What the server sees of vectors: cut to a norm and with Gaussian noise if asked, in half precision."""
-        found = np.asarray(vectors, np.float32)
+        """Return vectors as the server may see them: clipped and with Gaussian noise if asked, in half precision."""
+        released = np.asarray(vectors, np.float32)
         if clip > 0:
-            found = clipped(found, clip)
+            released = clipped(released, clip)
         if noise > 0:
-            rng = draws(secret_of(self.folder), found, *place)
-            found = found + rng.standard_normal(found.shape, np.float32) * np.float32(noise * clip)
-        return found.astype(np.float16)
+            rng = draws(secret_of(self.folder), released, *place)
+            released = released + rng.standard_normal(released.shape, np.float32) * np.float32(noise * clip)
+        return released.astype(np.float16)
 
 
 def node_kind(config: RunConfig) -> type[Node]:
-    """What a site is in this run, as the run's task wants it."""
+    """Return the class of a site for the run's task."""
     return OwnTaskNode if config.mixed else Node
 
 
 def make_node(config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> Node:
-    """The site, ready to answer."""
+    """Build the site, ready to answer."""
     return node_kind(config)(config, site, run, state_root)

@@ -1,8 +1,7 @@
-"""The stream's site end: one session with the coordinator, across broken connections.
+"""The site's end of the stream: one session with the coordinator, across broken connections.
 
-An Ask is worked on once. When the connection breaks, the session dials again with the token that it was last given;
-the coordinator repeats the Ask that it has no Reply to, and if that one was answered already, the kept Reply is sent
-again instead of being worked out again.
+The site works on an Ask once. When the connection breaks, the session reconnects with its latest token. The coordinator
+repeats an Ask that has no Reply; if the site has already answered it, the session sends the kept Reply again.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from fedstill.common.wire.frames import (
 
 
 class SessionRefused(RuntimeError):
-    """The coordinator will not have this site; the text is its reason."""
+    """The coordinator refused this site; the text is its reason."""
 
 
 class SessionLost(RuntimeError):
@@ -43,7 +42,7 @@ class SessionLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Door:
-    """Where the coordinator's stream is, and what lets this site in."""
+    """The address of the coordinator's stream, and the token that admits this site."""
 
     address: str
     token: str
@@ -54,7 +53,7 @@ class Door:
 
 
 class Session:
-    """Serve Asks until the coordinator closes the session."""
+    """Serves Asks until the coordinator closes the session."""
 
     def __init__(self, door: Door, greeting: Facts, answer: Callable[[Ask], Reply]) -> None:
         self.door = door
@@ -64,10 +63,10 @@ class Session:
         self.bytes_in = 0
         self.bytes_out = 0
         self.connections = 0
-        self._answered: Frame | None = None  # the last Reply, until the next Ask shows that it arrived
+        self._answered: Frame | None = None  # the last Reply, kept until the next Ask shows that it arrived
 
     def serve(self) -> Facts:
-        """Answer until CLOSE; its facts say how the run ended."""
+        """Answer Asks until CLOSE; return its facts, which tell how the run ended."""
         broken_since: float | None = None
         wait = 0.2
         while True:
@@ -132,7 +131,7 @@ class Session:
             reply = self.answer(Ask(str(frame.facts.get("verb"))[:200], frame.arrays, settings))
             answer = Frame.of(REPLY, frame.number, reply.packed)
             check_travels(answer, self.door.limit)
-        except Exception as error:  # the coordinator leaves this site out of the step and says why
+        except Exception as error:  # the coordinator leaves this site out of the step and logs why
             return Frame(ERROR, frame.number, facts={"reason": f"{type(error).__name__}: {error}"[:2000]})
         return answer
 

@@ -1,1 +1,1 @@
-"""What server and sites share: the wire, configuration, models, data and the maths of the papers."""
+"""What server and sites share: the wire, configuration, models, data and the papers' maths."""

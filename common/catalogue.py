@@ -1,4 +1,4 @@
-"""Things by name: those of this package, and those that installed packages bring through entry points."""
+"""Named things: the built-in ones, and those that installed packages add through entry points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Catalogue(Mapping[str, T], Generic[T]):
-    """What is built in, then what the packages installed here add; these are looked for when first needed."""
+    """The built-in entries, then those of installed packages, which are loaded on first use."""
 
     def __init__(self, group: str, built_in: Mapping[str, T]) -> None:
         self.group, self._known = group, dict(built_in)
@@ -19,13 +19,13 @@ class Catalogue(Mapping[str, T], Generic[T]):
         self._looked = False
 
     def load_installed(self) -> None:
-        """Import what entry points name. A package that fails is left out with a warning: it must not stop a site."""
+        """Load the entry points. A package that fails is skipped with a warning: it must not stop a site."""
         if self._looked:
             return
         self._looked = True
         for entry in entry_points(group=self.group):
             try:
-                found: T = entry.load()
+                loaded: T = entry.load()
             except Exception as error:
                 warnings.warn(
                     f"{entry.value} ({self.group}) cannot be loaded: {error}; mend or uninstall it", stacklevel=2
@@ -34,7 +34,7 @@ class Catalogue(Mapping[str, T], Generic[T]):
             if entry.name in self._built_in:
                 warnings.warn(f"{entry.value} is called {entry.name!r} like a built-in one: left out", stacklevel=2)
                 continue
-            self._known[entry.name] = found
+            self._known[entry.name] = loaded
 
     def __getitem__(self, name: str) -> T:
         if name not in self._known:

@@ -1,4 +1,4 @@
-"""Checkpoints of server and sites: written whole or not at all, checked when read, the last few kept."""
+"""Checkpoints of server and sites: written atomically, verified when read, the last few kept."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NAME = re.compile(r"^round-(\d+)$")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read; the text names the file."""
+    """A checkpoint cannot be written or read; the text names the file."""
 
 
-Nested = Mapping[str, Any]  # arrays by name, or tables of such
+Nested = Mapping[str, Any]  # arrays by name, or nested tables of them
 
 
 def save(folder: Path, number: int, arrays: Nested, facts: Facts, keep: int = KEEP) -> Path:
-    """Write the checkpoint of round `number`: files first, then their checksums, then the name."""
+    """Write the checkpoint of round `number`: files first, then their checksums, then rename."""
     target, draft = folder / f"round-{number:05d}", folder / f".draft-{os.getpid()}-{number:05d}"
     try:
         shutil.rmtree(draft, ignore_errors=True)
@@ -50,14 +50,14 @@ def save(folder: Path, number: int, arrays: Nested, facts: Facts, keep: int = KE
         shutil.rmtree(draft, ignore_errors=True)
         cure = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the folder's permissions"
         raise CheckpointError(f"{target}: cannot be written ({error.strerror}); {cure} and resume the run") from None
-    kept = [other for other in rounds(folder) if other <= number]  # a later one is of a past that was given up
+    kept = [other for other in rounds(folder) if other <= number]  # later checkpoints belong to an abandoned past
     for old in set(rounds(folder)) - set(kept[-keep:]):
         shutil.rmtree(folder / f"round-{old:05d}", ignore_errors=True)
     return target
 
 
 def load(folder: Path, number: int) -> tuple[dict[str, Any], Facts]:
-    """Arrays, nested as they were saved, and facts of round `number`; a CheckpointError names the damaged file."""
+    """Return the arrays, nested as saved, and the facts of round `number`; a CheckpointError names the damaged file."""
     source = folder / f"round-{number:05d}"
     try:
         sums = json.loads((source / "sha256.json").read_bytes())
@@ -73,14 +73,14 @@ def load(folder: Path, number: int) -> tuple[dict[str, Any], Facts]:
 
 
 def rounds(folder: Path) -> list[int]:
-    """The rounds that have a checkpoint here, oldest first."""
+    """Return the rounds that have a checkpoint here, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.match(entry.name)))
 
 
 def newest(folder: Path, among: set[int] | None = None) -> tuple[int, dict[str, Any], Facts, list[str]] | None:
-    """The newest checkpoint that can be read, with what was wrong with newer ones."""
+    """Return the newest readable checkpoint, with what was wrong with newer ones."""
     problems: list[str] = []
     for number in reversed(rounds(folder)):
         if among is not None and number not in among:
@@ -95,30 +95,30 @@ def newest(folder: Path, among: set[int] | None = None) -> tuple[int, dict[str, 
 
 
 def flat(arrays: Nested) -> Arrays:
-    """Tables of arrays as one, their names joined by a slash."""
-    found: Arrays = {}
+    """Flatten nested tables of arrays, their names joined by a slash."""
+    flattened: Arrays = {}
     for name, value in arrays.items():
         if isinstance(value, Mapping):
-            found.update({f"{name}/{inner}": array for inner, array in flat(value).items()})
+            flattened.update({f"{name}/{inner}": array for inner, array in flat(value).items()})
         else:
-            found[name] = value
-    return found
+            flattened[name] = value
+    return flattened
 
 
 def nested(arrays: State) -> dict[str, Any]:
-    """What `flat` was given; tables without an array are gone."""
-    found: dict[str, Any] = {}
+    """Undo `flat`; tables without an array are lost."""
+    tree: dict[str, Any] = {}
     for path, value in arrays.items():
         *tables, name = path.split("/")
-        place = found
+        place = tree
         for table in tables:
             place = place.setdefault(table, {})
         place[name] = value
-    return found
+    return tree
 
 
 def append_line(path: Path, line: str, mode: int = 0o644) -> None:
-    """One more line at the end of a file, whole or not at all: a full disk leaves no half of it."""
+    """Append a line to a file, whole or not at all: a full disk leaves no half line."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
     try:
         before, data = os.fstat(handle).st_size, line.encode() + b"\n"
@@ -134,7 +134,7 @@ def append_line(path: Path, line: str, mode: int = 0o644) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file in one step; an error names the file."""
+    """Replace a small file atomically; an error names the file."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         _write(draft, [text.encode()])
@@ -145,10 +145,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _packed(arrays: State) -> Iterator[bytes | memoryview]:
-    """A safetensors file piece by piece: the library would put a copy of everything together in memory first."""
+    """Yield a safetensors file piece by piece: the library would first copy everything in memory."""
     head: Facts = {}
     at = 0
-    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that every array is aligned
+    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # align every array
     for name in names:
         value = arrays[name]
         head[name] = {"dtype": _DTYPES[value.dtype.name], "shape": value.shape, "data_offsets": [at, at + value.nbytes]}
@@ -161,7 +161,7 @@ def _packed(arrays: State) -> Iterator[bytes | memoryview]:
 
 
 def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write a file so that it is on the disk; its checksum."""
+    """Write a file and sync it to disk; return its checksum."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""One process at a time: a lock file that the system gives back however its holder ends."""
+"""One process at a time: a lock file that the system releases however its holder ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def only_one(path: Path, busy: Exception) -> Iterator[None]:
-    """Hold the lock file at `path`; whoever comes second gets the error `busy`."""
+    """Hold the lock file at `path`; raise `busy` if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
         try:

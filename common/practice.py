@@ -1,4 +1,4 @@
-"""How a call trains: which optimizer it finds, and how the rate falls while it runs."""
+"""How a call trains: which optimizer it uses, and how the rate falls while it runs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Practice:
     """`decay` (a, b) takes the rate linearly from (1 - a) to (1 - b) of its full value over the call; None keeps it."""
 
     optimizer: Optimizer = "adamw"
-    fresh: bool = False  # a new optimizer, not the one that lives on between calls
+    fresh: bool = False  # a new optimizer instead of the one that persists between calls
     decay: tuple[float, float] | None = None
 
     KEYS: ClassVar = ("optimizer", "fresh", "decay")
 
     def to_facts(self) -> dict[str, Any]:
-        """As it travels: what is not the default."""
-        usual = Practice()
-        return {key: getattr(self, key) for key in self.KEYS if getattr(self, key) != getattr(usual, key)}
+        """Return the fields that differ from their defaults, as they travel."""
+        defaults = Practice()
+        return {key: getattr(self, key) for key in self.KEYS if getattr(self, key) != getattr(defaults, key)}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Practice:
-        """A practice among other facts."""
+        """Build a practice from its facts among others."""
         decay = facts.get("decay")
         if decay is not None and not (isinstance(decay, list | tuple) and len(decay) == 2):
             raise ValueError(f"decay is two numbers, not {str(decay)[:40]!r}")

@@ -1,4 +1,4 @@
-"""Every random draw of a run follows from its seed and from where in the run it happens, never from who came first."""
+"""Every random draw of a run depends on its seed and its place in the run, never on the order of arrival."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 
 import torch
 
-_TURN = threading.RLock()  # torch has one generator a process
+_TURN = threading.RLock()  # torch has one generator per process
 
 
 def derive(seed: int, *place: object) -> int:
-    """A seed of its own for a place in the run, such as ("north", round 3, step 17)."""
+    """Derive a seed for a place in the run, such as ("north", round 3, step 17)."""
     text = "/".join(str(part) for part in (seed, *place))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch draws from `seed` inside, and goes on as if nothing had happened outside; threads take turns."""
+    """Let torch draw from `seed` inside, and restore its generator afterwards; threads take turns."""
     with _TURN, torch.random.fork_rng():
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""Model states by name of array: some of them hold no array in memory until it is asked for."""
+"""Model states by array name; some load an array only on access."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ State = Mapping[str, np.ndarray]
 Arrays = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
 
-BLOCK = 1 << 20  # numbers that are worked on at a time
+BLOCK = 1 << 20  # numbers processed at a time
 
 
 class LazyState(Mapping[str, np.ndarray]):
-    """A state that makes an array, such as a mean or a piece of a file, each time it is asked for."""
+    """A state that computes an array, such as a mean or a part of a file, on each access."""
 
     def __init__(self, shapes: Shapes, make: Callable[[str], np.ndarray]) -> None:
         self.shapes, self._make = shapes, make
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
-        """The numbers of an array in their order, BLOCK of them at a time."""
+        """Yield an array's numbers in order, BLOCK at a time."""
         return _blocks(self[name])
 
     def kinds(self) -> dict[str, str]:
-        """The kind of number of each array, where that is known without making it."""
+        """Return the kind of number of each array, if known without computing it."""
         return {}
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -45,7 +45,7 @@ class LazyState(Mapping[str, np.ndarray]):
 
 
 def blocks_of(state: State, name: str) -> Iterator[np.ndarray]:
-    """The numbers of an array in their order, a block at a time, so that no second array of full size is needed."""
+    """Yield an array's numbers in order, in blocks, so that no second array of full size is needed."""
     return state.blocks(name) if isinstance(state, LazyState) else _blocks(state[name])
 
 
@@ -55,35 +55,35 @@ def _blocks(value: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def copied(state: State) -> dict[str, np.ndarray]:
-    """A copy in one piece of memory, which goes back to the system whole instead of leaving holes."""
-    sizes = {name: -(-value.nbytes // 64) * 64 for name, value in state.items()}  # every array begins aligned
-    memory, found, at = np.empty(sum(sizes.values()), np.uint8), {}, 0
+    """Copy a state into one block of memory, which the system gets back whole."""
+    sizes = {name: -(-value.nbytes // 64) * 64 for name, value in state.items()}  # align every array
+    memory, copies, at = np.empty(sum(sizes.values()), np.uint8), {}, 0
     for name, value in state.items():
-        found[name] = memory[at : at + value.nbytes].view(value.dtype).reshape(value.shape)
-        found[name][...] = value
+        copies[name] = memory[at : at + value.nbytes].view(value.dtype).reshape(value.shape)
+        copies[name][...] = value
         at += sizes[name]
-    return found
+    return copies
 
 
 def shapes_of(state: Mapping[str, Any]) -> Shapes:
-    """The shape of each array, without making any."""
+    """Return the shape of each array, without computing any."""
     if isinstance(state, LazyState):
         return state.shapes
     return {name: tuple(value.shape) for name, value in state.items()}
 
 
 def kinds_of(state: State) -> dict[str, str]:
-    """Whether each array has fractions ("f") or whole numbers ("i"), as far as that is known without making any."""
+    """Return whether each array has floats ("f") or integers ("i"), as far as known without computing any."""
     return state.kinds() if isinstance(state, LazyState) else {n: kind_of(value.dtype) for n, value in state.items()}
 
 
 def kind_of(dtype: Any) -> str:
-    """ "f" for fractions, "i" for whole numbers."""
+    """Return "f" for floats, "i" for integers."""
     return "f" if np.dtype(dtype).kind == "f" else "i"
 
 
 def differences(found: Shapes, wanted: Shapes) -> list[str]:
-    """What is wrong with `found`, array by array; empty if names and shapes are the same."""
+    """List what is wrong with `found`, array by array; empty if names and shapes are the same."""
     wrong = [f"{name} is missing" for name in wanted if name not in found]
     wrong += [f"{name} is not part of this model" for name in found if name not in wanted]
     return wrong + [
@@ -94,6 +94,6 @@ def differences(found: Shapes, wanted: Shapes) -> list[str]:
 
 
 def private_names(names: Iterable[str], patterns: Iterable[str]) -> frozenset[str]:
-    """The names that any of the patterns (`*LayerNorm*`) matches."""
+    """Return the names that match any of the patterns (`*LayerNorm*`)."""
     chosen = tuple(patterns)
     return frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in chosen))

@@ -1,4 +1,4 @@
-"""Flower's own commands as fedstill calls them: the app bundle, connections, starting a run, asking how it stands."""
+"""Flower's commands as fedstill calls them: the app bundle, connections, starting a run, querying its status."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ QUIET = {
 
 
 class FlowerError(RuntimeError):
-    """A command of Flower's failed; the text is what it said."""
+    """A Flower command failed; the text is its output."""
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
-    """This process's environment with Flower kept quiet and this interpreter's commands found first."""
+    """Return this process's environment with Flower silenced and this interpreter's commands first on PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    found = {**os.environ, **QUIET, "PATH": path}
-    return found if home is None else {**found, "FLWR_HOME": str(home)}
+    env = {**os.environ, **QUIET, "PATH": path}
+    return env if home is None else {**env, "FLWR_HOME": str(home)}
 
 
 def write_bundle(folder: Path, config: RunConfig, run_folder: str, resume: bool) -> Path:
-    """A Flower app of two thin files, so that every party runs the fedstill that it has installed itself."""
+    """Write a Flower app of two thin files, so that every party runs its own installed fedstill."""
     package = folder / "fedstill_run"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").write_text('"""A run of fedstill, as a Flower app."""\n')
@@ -66,13 +66,13 @@ def write_bundle(folder: Path, config: RunConfig, run_folder: str, resume: bool)
 
 
 def write_connection(home: Path, name: str, connection: Mapping[str, Any]) -> None:
-    """Flower's config.toml with one SuperLink connection."""
+    """Write Flower's config.toml with one SuperLink connection."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": name, name: dict(connection)}}))
 
 
 def add_connection(home: Path, name: str, connection: Mapping[str, Any]) -> None:
-    """One more SuperLink connection in Flower's config.toml; the others stay as they are."""
+    """Add a SuperLink connection to Flower's config.toml; the others stay as they are."""
     home.mkdir(parents=True, exist_ok=True)
     path = home / "config.toml"
     known = tomllib.loads(path.read_text()) if path.exists() else {}
@@ -81,29 +81,29 @@ def add_connection(home: Path, name: str, connection: Mapping[str, Any]) -> None
 
 
 def start_run(bundle: Path, connection: str, env: Mapping[str, str], simulation: Mapping[str, Any]) -> int:
-    """`flwr run`: hand the bundle to a SuperLink; the number of the run."""
+    """Run `flwr run` to submit the bundle to a SuperLink; return the run's number."""
     settings = " ".join(f"{name}={value}" for name, value in simulation.items())
     options = ["--federation-config", settings] if settings else []
     answer = _flwr(["run", str(bundle), connection, *options, "--format", "json"], env)
     if not answer.get("success", True) or "run-id" not in answer:
-        said = " ".join(str(answer.get("error-message", answer)).split())
-        raise FlowerError(f"flwr run {connection}: {said}")
+        message = " ".join(str(answer.get("error-message", answer)).split())
+        raise FlowerError(f"flwr run {connection}: {message}")
     return int(answer["run-id"])
 
 
 def run_status(run_id: int, connection: str, env: Mapping[str, str]) -> str:
-    """`flwr list`: how Flower says the run stands, such as `running` or `finished:completed`."""
+    """Return the run's status by `flwr list`, such as `running` or `finished:completed`."""
     answer = _flwr(["list", connection, "--run-id", str(run_id), "--format", "json"], env)
     runs = answer.get("runs") or []
     return str(runs[0]["status"]) if runs else "unknown"
 
 
 def call(arguments: list[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """A command of `flwr` that answers in JSON; what it says when it fails becomes the error."""
+    """Run a `flwr` command that answers in JSON; its error message becomes the exception."""
     answer = _flwr(arguments, env)
     if not answer.get("success", True):
-        said = " ".join(str(answer.get("error-message", answer)).split())
-        raise FlowerError(f"flwr {' '.join(arguments[:2])}: {said}")
+        message = " ".join(str(answer.get("error-message", answer)).split())
+        raise FlowerError(f"flwr {' '.join(arguments[:2])}: {message}")
     return answer
 
 
@@ -113,5 +113,5 @@ def _flwr(arguments: list[str], env: Mapping[str, str]) -> dict[str, Any]:
     try:
         return dict(json.loads(done.stdout[start:]))
     except ValueError:
-        said = (done.stdout + done.stderr).strip()[-2000:]
-        raise FlowerError(f"flwr {' '.join(arguments[:1])} failed (exit code {done.returncode}):\n{said}") from None
+        output = (done.stdout + done.stderr).strip()[-2000:]
+        raise FlowerError(f"flwr {' '.join(arguments[:1])} failed (exit code {done.returncode}):\n{output}") from None

@@ -1,4 +1,4 @@
-"""The only file that uses Flower's private API: what a site's checks and its sign-off need and nobody publishes.
+"""The only file that uses Flower's private API: what a site's checks and sign-off need and no public API offers.
 
 When the pin on flwr moves, this is the file to look at.
 """

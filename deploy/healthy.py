@@ -10,7 +10,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 
 def healthy(address: str, seconds: float = 3.0) -> bool:
-    """Whether the health service at an address answers and says SERVING."""
+    """Return whether the health service at an address answers SERVING."""
     with grpc.insecure_channel(address) as channel:
         try:
             answer = HealthStub(channel).Check(HealthCheckRequest(), timeout=seconds)

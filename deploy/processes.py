@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent: started with a log of their own, ended by id, whatever happens."""
+"""Child processes that never outlive their parent: each with its own log, ended by id on every exit."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class ProcessError(RuntimeError):
-    """A process that did not start or stay; the text has the end of its log."""
+    """A process failed to start or ended early; the text has the end of its log."""
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on now."""
+    """Return a loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def alive(pid: int) -> bool:
-    """Whether a process still runs; one that ended and was not collected by its parent does not."""
+    """Return whether a process still runs; a zombie does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -57,7 +57,7 @@ class Processes:
         logs.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Processes:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # grandchildren whose parent died first come to us, and are ended too
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # adopt grandchildren whose parent died first, to end them too
         return self
 
     def __exit__(
@@ -66,7 +66,7 @@ class Processes:
         self.end()
 
     def start(self, name: str, command: Sequence[str], extra: Mapping[str, str] | None = None) -> int:
-        """Start a command with its output in logs/NAME.log; its process id."""
+        """Start a command with its output in logs/NAME.log; return its process id."""
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 command,
@@ -80,7 +80,7 @@ class Processes:
         return self.running[name].pid
 
     def wait_for_port(self, name: str, port: int, seconds: float) -> None:
-        """Wait until the process listens, or say what its log says."""
+        """Wait until the process listens; if it ends first, raise with the end of its log."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.check(name)
@@ -96,14 +96,14 @@ class Processes:
             raise ProcessError(f"{name} ended with code {code}:\n{self.tail(name)}")
 
     def tail(self, name: str, lines: int = 15) -> str:
-        """The last lines of a process's log."""
+        """Return the last lines of a process's log."""
         with contextlib.suppress(OSError):
             text = (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
             return "\n".join(f"  | {line}" for line in text.splitlines()[-lines:])
         return "  | (no log)"
 
     def end(self, grace: float = 5.0) -> None:
-        """End every process and all of their descendants: asked first, then without asking."""
+        """End every process and all descendants: first terminate, then kill."""
         family = _descendants([p.pid for p in self.running.values()])
         for process in family:
             with contextlib.suppress(psutil.Error):
@@ -121,9 +121,9 @@ class Processes:
 
 
 def run_to_end(command: Sequence[str], environment: Mapping[str, str], grace: float = 5.0) -> int:
-    """Run a command in the foreground: signals are passed on, and nothing that it started outlives it.
+    """Run a command in the foreground, forwarding signals; nothing that it started outlives it.
 
-    A SuperNode that is refused leaves its SuperExec behind, which would go on knocking at a closed door for ever.
+    A SuperNode that is refused leaves its SuperExec behind, which would keep trying to connect for ever.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = subprocess.Popen(command, env=dict(environment), start_new_session=True, preexec_fn=_die_with_parent)
@@ -141,22 +141,22 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], grace: fl
 
 
 def _descendants(pids: Sequence[int]) -> list[psutil.Process]:
-    found: dict[int, psutil.Process] = {}
+    members: dict[int, psutil.Process] = {}
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             for member in [process, *process.children(recursive=True)]:
-                found[member.pid] = member
-    return list(found.values())
+                members[member.pid] = member
+    return list(members.values())
 
 
 def _orphans(family: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Children that came to this process when their own parent ended (this process reaps them), with their families."""
+    """Return processes adopted when their parent ended (this process reaps orphans), with their descendants."""
     sessions = {process.pid for process in family}
-    found = []
+    orphans = []
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(OSError, psutil.Error):
                 if child.pid in sessions or os.getsid(child.pid) in sessions:
-                    found.append(child)
-    return found
+                    orphans.append(child)
+    return orphans

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-# The rooms (client/, common/, server/, ...) lie at the top of the repository. In a checkout and in a Flower app bundle
+# The packages (client/, common/, server/, ...) lie at the top of the repository. In a checkout and in a Flower bundle
 # they are found through this path; an installed wheel has them inside the package.
 _root = Path(__file__).resolve().parent.parent
 if (_root / "pyproject.toml").is_file():
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedstill.strategies.base import Method, Params, Round
     from fedstill.strategies.verbs import site_verb
 
-# The public names, and where each lives. They are imported when first used: `import fedstill` itself is quick.
+# The public names, and where each is defined. They are imported on first use, so that `import fedstill` is fast.
 _HOMES = {
     "run": "fedstill.api",
     "Result": "fedstill.api",

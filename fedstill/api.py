@@ -1,4 +1,4 @@
-"""fedstill from Python: run a federation, look at what came of it, use the central model."""
+"""fedstill from Python: run a federation, read its results, use the central model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _settings(config: str | Path | RunConfig, changes: Mapping[str, Any]) -> Run
 
 
 def new_folder(runs: Path, name: str) -> Path:
-    """A folder that no run has yet: NAME-DATE, with a number behind it where two begin in one second."""
+    """Return a folder that no run has yet: NAME-DATE, with a number appended where two start in one second."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder, extra = runs / f"{name}-{stamp}", 1
     while folder.exists():
@@ -61,7 +61,7 @@ def new_folder(runs: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run, read from its folder."""
+    """The results of a run, read from its folder."""
 
     folder: Path
 
@@ -72,7 +72,7 @@ class Result:
 
     @property
     def central(self) -> dict[str, float]:
-        """The central model's scores at the end."""
+        """The central model's final scores."""
         return dict(self.summary["central"])
 
     @property
@@ -82,7 +82,7 @@ class Result:
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """The scores of everybody after each round that was tested: a row of metrics.csv each."""
+        """All scores after each tested round: one per row of metrics.csv."""
         with (self.folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
             rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
         return [
@@ -95,7 +95,7 @@ class Result:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The configuration as resolved."""
+        """The resolved configuration."""
         return load_run(self.folder / "config.toml")
 
     def model(self) -> Classifier:

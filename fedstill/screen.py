@@ -1,4 +1,4 @@
-"""What a person sees: progress while a run goes, and its results as tables."""
+"""Terminal output: progress while a run goes, and its results as tables."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Screen:
             self.bar.stop()
 
     def line(self, text: str) -> None:
-        """One line that stays, with the time since the start."""
+        """Print a line that stays, with the time since the start."""
         self.console.print(
             f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True
         )
 
     def show(self, event: Facts) -> None:
-        """One event of events.jsonl."""
+        """Show one event of events.jsonl."""
         kind = event["event"]
         if kind == "progress":
             self._move(f"round {event.get('round', '')} · {event['phase']}", event["done"], event["total"])
@@ -93,8 +93,8 @@ class Screen:
             cure = f"Likely: {event['likely']}. To change: {event['change']}"
             return f"[yellow]warning[/yellow]: {event['who']}: {event['what']}. {cure}"
         if kind in ("left_out", "refused", "join_failed", "damaged", "site_reset", "disconnected"):
-            said = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("time", "event") and v is not None)
-            return f"[yellow]{kind.replace('_', ' ')}[/yellow]: {said}"
+            details = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("time", "event") and v is not None)
+            return f"[yellow]{kind.replace('_', ' ')}[/yellow]: {details}"
         if kind == "resumed":
             return (
                 "starting anew: " + event["reason"]
@@ -107,7 +107,7 @@ class Screen:
         if self.bar is not None:
             note = "" if total is None else f"{done}/{total} batches"
             if text != self.bar.tasks[0].description:
-                self.bar.reset(self.task)  # a phase has a clock of its own
+                self.bar.reset(self.task)  # each phase has its own clock
             self.bar.update(self.task, description=text, completed=done or 0, total=total, note=note)
 
 
@@ -117,7 +117,7 @@ def _scores_of(sites: dict[str, Facts]) -> str:
 
 
 def main_score(scores: Facts) -> str:
-    """What a task is judged by: its own metric if it has one beside accuracy, over all tasks if there are several."""
+    """Return a task's main score: its own metric beside accuracy, or the mean over all tasks if there are several."""
     if "mean_over_tasks" in scores:
         return "mean_over_tasks"
     others = (name for name in scores if not name.startswith(("accuracy", "semantic_distance")))
@@ -125,7 +125,7 @@ def main_score(scores: Facts) -> str:
 
 
 def results(console: Console, summary: Facts, folder: str) -> None:
-    """The table at the end of a run."""
+    """Print the table at the end of a run."""
     if summary["status"] != "finished":
         console.print(f"[red]{summary['status']}[/red]: {summary.get('reason', '')}", highlight=False)
         return

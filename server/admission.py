@@ -1,4 +1,4 @@
-"""Who is let into a run: what a site says of itself when it joins, and what it must have in common with the others."""
+"""Admission to a run: a site's greeting, and what it must have in common with the other sites."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fedstill.common.config import RunConfig
 from fedstill.common.wire import Facts
 from fedstill.server.central import CentralModel
 
-GREETING: dict[str, type] = {  # what a site says of itself, and how
+GREETING: dict[str, type] = {  # the fields of a greeting and their types
     "family": str,
     "model": str,
     "parameters": int,
@@ -18,7 +18,7 @@ GREETING: dict[str, type] = {  # what a site says of itself, and how
 
 
 class Admission:
-    """Calling it with a site's greeting gives the reason to refuse the site, or None."""
+    """Call it with a site's greeting: returns the reason to refuse the site, or None."""
 
     def __init__(self, config: RunConfig, central: CentralModel) -> None:
         self.names = {site.name for site in config.sites}

@@ -26,12 +26,12 @@ _BUSY = (
 
 
 class RunBusy(RuntimeError):
-    """A run that was resumed while it runs."""
+    """The run is already running and cannot be resumed."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation that the run configuration describes."""
+    """Run the federation described by the run configuration."""
     settings = context.run_config
     config = with_environment(load_run(str(settings["config"]), root=Path(package).resolve().parent.parent))
     folder = run_folder(config, str(settings["run-folder"]))
@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) -> None:
-    """One run, with its record; a run that fails says why in its events and summary before Flower hears of it."""
+    """Run and record the run; if it fails, the reason is in its events and summary before Flower sees the error."""
     logging.getLogger("flwr").info("run folder: %s", folder)
     busy = RunBusy(_BUSY.format(folder=folder))
     with only_one(folder / "running.lock", busy), recorded(config, folder, resume) as record:
@@ -48,12 +48,12 @@ def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) ->
 
 
 def with_environment(config: RunConfig) -> RunConfig:
-    """Certificates that the coordinator's start gave, and the check that a secured SuperLink has a secured stream."""
+    """Apply the coordinator's FEDSTILL_ variables; a SuperLink with TLS requires a stream with TLS."""
     exchange = config.exchange
-    found = {name: os.environ.get(f"FEDSTILL_{name.upper()}") for name in ("certificate", "key", "listen", "advertise")}
+    env = {name: os.environ.get(f"FEDSTILL_{name.upper()}") for name in ("certificate", "key", "listen", "advertise")}
     changes = {
         name: Path(value) if name in ("certificate", "key") else value
-        for name, value in found.items()
+        for name, value in env.items()
         if value and getattr(exchange, name) == ExchangeConfig.model_fields[name].default
     }
     exchange = exchange.model_copy(update=changes)
@@ -66,7 +66,7 @@ def with_environment(config: RunConfig) -> RunConfig:
 
 
 def run_folder(config: RunConfig, given: str) -> Path:
-    """An absolute path as given; a bare name, or none, lies under $FEDSTILL_RUNS (default ~/.fedstill/runs)."""
+    """Return an absolute path as given; a bare name, or none, lies under $FEDSTILL_RUNS (default ~/.fedstill/runs)."""
     if Path(given).is_absolute():
         return Path(given)
     root = Path(os.environ.get("FEDSTILL_RUNS") or Path.home() / ".fedstill" / "runs")

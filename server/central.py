@@ -58,7 +58,7 @@ class CentralModel:
         return torch.from_numpy(texts.labels)
 
     def begin_round(self, number: int) -> None:
-        """Draws of this round follow from its number."""
+        """Seed the draws of this round by its number."""
         self._place = (number, 0)
 
     @contextmanager
@@ -69,23 +69,23 @@ class CentralModel:
             yield
 
     def check_method(self, method: Method) -> None:
-        """Refuse a method for which this is no central model."""
+        """Refuse a method that does not work with this central model."""
         if method.own_tasks == "needed":
             raise ValueError(
                 f'{method.name} is for sites with tasks of their own: set task.name = "mixed", and [sites.task]'
             )
 
     def another(self, settings: LearnerConfig) -> CentralModel:
-        """A second model of the server's, of another kind, with the same texts."""
+        """Build a second server model of another kind, on the same texts."""
         return CentralModel(self.config.model_copy(update={"central": settings}))
 
     def card(self, summary: Facts) -> str:
-        """The model card of what the run ends with."""
+        """Return the model card of the final model."""
         return model_card.classifier(self.config, self.learner.model, summary)
 
     @property
     def labels_agreed(self) -> list[str] | None:
-        """The labels that every site must have in this order."""
+        """The labels that every site must have, in this order."""
         return list(self.task.labels)
 
     @property
@@ -94,27 +94,27 @@ class CentralModel:
         return len(self.task.labels)
 
     def predict(self, rows: Rows) -> np.ndarray:
-        """Logits on public rows."""
+        """Return logits on public rows."""
         with self._next_place():
             return self.learner.predict(self.public, rows)
 
     def distil(self, rows: Rows, targets: np.ndarray, loss: str, epochs: int, practice: Practice) -> float:
-        """E_d epochs towards the targets on public rows (FedID eq. 7); the last epoch's mean loss."""
+        """Train E_d epochs towards the targets on public rows (FedID eq. 7); return the last epoch's mean loss."""
         wanted = self._tensor(targets)
         return self.fit_public(rows, lambda logits, places: LOSSES[loss](logits, wanted[places]), epochs, practice)
 
     def fit_public(self, rows: Rows, loss: Callable[[Tensor, Rows], Tensor], epochs: int, practice: Practice) -> float:
-        """Epochs down any loss of the logits on public rows and their places among `rows`; the last epoch's mean."""
+        """Train on any loss of logits on public rows and their positions in `rows`; return the last epoch's mean."""
         with self._next_place():
             return self.learner.fit(self.public, rows, loss, epochs, "distil", practice)[-1]
 
     def fit_labelled(self, epochs: int, practice: Practice) -> float:
-        """Epochs of CE on the server's labelled texts; the last epoch's mean loss."""
+        """Train epochs of CE on the server's labelled texts; return the last epoch's mean loss."""
         with self._next_place():
             return self._fit_labelled(self.learner, epochs, practice)
 
     def step(self, rows: Rows, targets: np.ndarray, practice: Practice) -> float:
-        """One step on soft CE(y, f(x0)) (FedID eq. 11); the loss before it."""
+        """Take one step on soft CE(y, f(x0)) (FedID eq. 11); return the loss before it."""
         wanted = self._tensor(targets)
         with self._next_place():
             loss = soft_cross_entropy(self.learner.logits(self.public, rows, dropout=True), wanted)
@@ -131,7 +131,7 @@ class CentralModel:
         dropout: bool,
         jacobian: Jacobian,
     ) -> tuple[Tensor, float]:
-        """One step as in `step`, and G = dL_val / dy through it (FedID eq. 14, factored).
+        """Take one step as `step` does; also return G = dL_val / dy through it (FedID eq. 14, factored).
 
         Through a plain gradient step G is exact; AdamW's second moment is taken as a constant.
         """
@@ -142,11 +142,11 @@ class CentralModel:
         with self._next_place():  # v, at the new weights
             logits = self.learner.logits(self.labelled, query, dropout)
             value = cross_entropy(logits, self.labels.to(logits.device)[query])
-            found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
-        v = {n: torch.zeros_like(old[n]) if g is None else g for n, g in zip(trained, found, strict=True)}
+            gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+        v = {n: torch.zeros_like(old[n]) if g is None else g for n, g in zip(trained, gradients, strict=True)}
         if practice.optimizer == "adamw":
             v = self._through_adamw(v, trained, practice)
-        model.train()  # as in `step`, whose dropout mask the same place draws again
+        model.train()  # as in `step`: the same place draws the same dropout mask again
         batch = self.public.batch(rows)
         derivative = directional_derivative(
             lambda theta: torch.func.functional_call(model, theta, (batch,)).log_softmax(dim=-1),
@@ -160,7 +160,7 @@ class CentralModel:
     def _through_adamw(
         self, v: dict[str, Tensor], trained: dict[str, torch.nn.Parameter], practice: Practice
     ) -> dict[str, Tensor]:
-        """v through the step that the living AdamW has just taken; parameters that it did not move have none."""
+        """Pass v through the step that AdamW has just taken; parameters that it did not move get zero."""
         optimizer = self.learner.optimizer("distil", practice)
         group = optimizer.param_groups[0]
         moved = {
@@ -176,41 +176,41 @@ class CentralModel:
         }
 
     def validate(self, rows: Rows, dropout: bool) -> float:
-        """L_val: CE on rows of the server's labelled texts (FedID eq. 12)."""
+        """Return L_val: CE on rows of the server's labelled texts (FedID eq. 12)."""
         with self._next_place(), torch.inference_mode():
             logits = self.learner.logits(self.labelled, rows, dropout)
             return float(cross_entropy(logits, self.labels.to(logits.device)[rows]))
 
     def draw_labelled(self, count: int, *place: object) -> Rows:
-        """A batch of the server's labelled texts, drawn for a place in the run."""
+        """Draw a batch of the server's labelled texts for a place in the run."""
         rng = np.random.default_rng(derive(self.config.seed, "labelled", *place))
         return rng.choice(len(self.labelled), size=min(count, len(self.labelled)), replace=False)
 
     def test(self) -> dict[str, float]:
-        """The task's scores on the test texts, and its metric on those of each domain."""
+        """Return the task's scores on the test texts, and its metric for each domain."""
         return self._test(self.learner)
 
     def _test(self, learner: Learner) -> dict[str, float]:
         with learner.at("test"):
             logits = learner.predict(self.test_texts, np.arange(len(self.test_texts)))
-        told = (self.task, np.asarray(self.texts.test.labels), logits, self.texts.test.domains)
-        return task_scores(*told) | domain_scores(*told)
+        arguments = (self.task, np.asarray(self.texts.test.labels), logits, self.texts.test.domains)
+        return task_scores(*arguments) | domain_scores(*arguments)
 
     def centralized(self, epochs: int, practice: Practice) -> dict[str, float]:
-        """The yardstick: the same model trained on everybody's private texts in one place, then tested."""
+        """Train the same model on all private texts in one place, as a yardstick, and test it."""
         learner = self._new_learner()
         with learner.at("centralized"):
             self._fit_private(learner, epochs, practice)
         return self._test(learner)
 
     def fit_private(self, epochs: int, practice: Practice) -> float:
-        """Epochs of CE on everybody's private texts, where the run holds them; the last epoch's mean loss."""
+        """Train CE on all private texts, where the run holds them; return the last epoch's mean loss."""
         with self._next_place():
             return self._fit_private(self.learner, epochs, practice)[-1]
 
     @cached_property
     def private(self) -> Encoded:
-        """Everybody's private texts; empty where the sites bring their own."""
+        """All sites' private texts; empty where the sites bring their own."""
         return self.learner.model.encode(self.texts.private.texts)
 
     def _fit_private(self, learner: Learner, epochs: int, practice: Practice) -> list[float]:
@@ -225,20 +225,20 @@ class CentralModel:
         )
 
     def reference(self, epochs: int) -> np.ndarray:
-        """Logits on all public rows of the same model as new, trained on nothing but the server's labelled texts."""
+        """Return logits on all public rows of a fresh copy trained on the server's labelled texts alone."""
         learner = self._new_learner()
         with learner.at("reference"):
             self._fit_labelled(learner, epochs, Practice(fresh=True))
-            found = learner.predict(self.public, np.arange(len(self.public)))
+            logits = learner.predict(self.public, np.arange(len(self.public)))
         self.learner.compute_seconds += learner.compute_seconds
-        return found
+        return logits
 
     def weights(self) -> Arrays:
-        """The central model's weights, as they travel."""
+        """Return the central model's weights, as they travel."""
         return self.learner.weights()
 
     def load_weights(self, arrays: State) -> None:
-        """Take over weights, such as an average."""
+        """Load weights, such as an average."""
         self.learner.load_weights(arrays)
 
     def _fit_labelled(self, learner: Learner, epochs: int, practice: Practice) -> float:
@@ -259,7 +259,7 @@ class CentralModel:
 
 
 class SharedModel(CentralModel):
-    """A central model that is never trained nor tested: the first state of all sites, and a mean of what they share."""
+    """A central model that is neither trained nor tested: the sites' initial state, and the mean of what they share."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.central.threads is not None:
@@ -277,7 +277,7 @@ class SharedModel(CentralModel):
     model: MixedModel
 
     def check_method(self, method: Method) -> None:
-        """Refuse a method that needs one task."""
+        """Refuse a method that needs one common task."""
         if method.own_tasks == "refused":
             raise ValueError(
                 f'{method.name} needs texts and labels that all sites share, and with task.name = "mixed" they have '
@@ -285,40 +285,40 @@ class SharedModel(CentralModel):
             )
 
     def card(self, summary: Facts) -> str:
-        """The card of a shared part without a task."""
+        """Return the card of a shared part without a task."""
         return model_card.shared_part(self.config, self.model, summary)
 
     @property
     def labels_agreed(self) -> list[str] | None:
-        """None: the sites' labels are their secrets."""
+        """None: the sites' labels are private."""
         return None
 
     @property
     def classes(self) -> int:
-        """None that the server knows."""
+        """None: the server does not know the tasks."""
         return 0
 
     @property
     def width(self) -> int:
-        """Of the encoder's hidden states."""
+        """The width of the encoder's hidden states."""
         return self.model.width
 
     def test(self) -> dict[str, float]:
-        """Nothing: the tasks are the sites'."""
+        """Return nothing: the sites test their own tasks."""
         return {}
 
     def shared(self) -> Arrays:
-        """Encoder, decoder and MLM head, as every site begins with them."""
+        """Return encoder, decoder and MLM head as every site starts with them."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self.model.group(GROUPS).items()}
 
     def load_shared(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take over a state of encoder, decoder and MLM head, such as a mean."""
+        """Load a state of encoder, decoder and MLM head, such as a mean."""
         self.model.fill(
             self.model.group(GROUPS), {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
         )
 
     def read_tokens(self, features: np.ndarray) -> np.ndarray:
-        """argmax of the held MLM head for features (items x places)."""
+        """Return the argmax of the held MLM head for features (items x positions)."""
         self.model.eval()
         with self._next_place(), torch.inference_mode():
             rows = (torch.from_numpy(item).to(self.model.device) for item in features)
@@ -326,5 +326,5 @@ class SharedModel(CentralModel):
 
 
 def make_central(config: RunConfig) -> CentralModel:
-    """The server's model, as the run's task wants it."""
+    """Build the server's model for the run's task."""
     return SharedModel(config) if config.mixed else CentralModel(config)

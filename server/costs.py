@@ -1,4 +1,4 @@
-"""Where a run's seconds and bytes went, phase by phase, beside the paper's arithmetic."""
+"""A run's seconds and bytes by phase, beside the paper's arithmetic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Costs:
             spent["total"] += value
 
     def exchanged(self, phase: str, wall: float, replies: Iterable[Reply], before: Bytes, after: Bytes) -> None:
-        """One Ask: the slowest site's computing is the sites' part of the wall time, the rest is the exchange's."""
+        """Account for one Ask: the slowest site's computing is the sites' part of the time, the rest is exchange."""
         slowest = max((float(reply.metrics.get("seconds", 0.0)) for reply in replies), default=0.0)
         self.spend(phase, sites=min(slowest, wall), exchange=max(0.0, wall - slowest))
         for name, (up, down) in after.items():
@@ -39,18 +39,18 @@ class Costs:
             counts[1] += down - before.get(name, (0, 0))[1]
 
     def seconds(self) -> dict[str, float]:
-        """The run's seconds in all: total, compute, exchange, set-up."""
+        """Return the run's total seconds: total, compute, exchange, set-up."""
         kinds = {kind: sum(spent[kind] for spent in self.phases.values()) for kind in ("sites", "central", "exchange")}
-        found = {
+        seconds = {
             "total": self.total,
             "compute": kinds["sites"] + kinds["central"],
             "exchange": kinds["exchange"],
             "set-up": self.setup,
         }
-        return {kind: round(value, 3) for kind, value in found.items()}
+        return {kind: round(value, 3) for kind, value in seconds.items()}
 
     def site(self, name: str) -> Facts:
-        """A site's bytes, in all and by phase."""
+        """Return a site's bytes, in total and by phase."""
         phases = self.traffic.get(name, {})
         return {
             "bytes_up": sum(up for up, _ in phases.values()),
@@ -59,17 +59,17 @@ class Costs:
         }
 
     def facts(self) -> Facts:
-        """Everything, for a checkpoint."""
+        """Return everything a checkpoint needs."""
         return {"phases": self.phases, "traffic": self.traffic, "setup": self.setup, "total": self.total}
 
     def load(self, facts: Facts) -> None:
-        """Take up what `facts` gave."""
+        """Restore what `facts` returned."""
         self.phases, self.traffic = facts["phases"], facts["traffic"]
         self.setup, self.total = facts["setup"], facts["total"]
 
 
 def by_formula(method: Method, config: RunConfig, central: CentralModel, site: Facts, happened: Iterable[str]) -> Facts:
-    """The bytes that the paper's arithmetic gives a site for the whole run, by phase; empty where it has none."""
+    """Return a site's bytes by phase for the whole run by the paper's arithmetic; empty if there is none."""
     settings = method.p.model_dump()
     known = method.formula is not None and central.classes and method.p.participation == 1
     if not known or method.formula is None or settings.get("private"):

@@ -1,4 +1,4 @@
-"""The stream's server end: seats for the sites, tokens that let them in, Asks out and Replies back."""
+"""The server's end of the stream: seats for the sites, admission tokens, Asks out and Replies back."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from fedstill.common.wire.spool import Spool
 from fedstill.server.memory import give_back, one_heap
 
 Outbox = queue.SimpleQueue[Frame | None]
-GREETING = 20.0  # seconds in which whoever calls must say who it is: a stream holds a thread
-MOST_NOTICES = 1000  # refusals that are written down: whoever may call could else fill the disk
+GREETING = 20.0  # seconds in which a caller must send HELLO: every stream holds a thread
+MOST_NOTICES = 1000  # refusals that are logged: callers could otherwise fill the disk
 
 
 class ExchangeError(RuntimeError):
@@ -50,10 +50,10 @@ class ExchangeError(RuntimeError):
 
 @dataclass
 class Seat:
-    """What the server keeps of one site: who it is, what lets it in, what it still owes an answer to."""
+    """The server's record of one site: its name, its tokens, and the Ask that it still has to answer."""
 
     node_id: int
-    current: str  # digests of tokens: the one that lets the site in ...
+    current: str  # token digests: the one that admits the site ...
     offered: str | None = None  # ... and its successor, once the site has it
     name: str = ""
     greeting: Facts = field(default_factory=dict)
@@ -61,14 +61,14 @@ class Seat:
     unanswered: Frame | None = None
     lost_at: float | None = None
     dead: str | None = None
-    asked_again: bool = False  # its node was invited once more while it was away
-    anew: bool = False  # its process is another than the one that joined, and knows nothing of the run yet
+    asked_again: bool = False  # its node was invited again while it was away
+    anew: bool = False  # a new process of the site, which does not know the run yet
     bytes_up: int = 0
     bytes_down: int = 0
 
 
 class Exchange:
-    """A gRPC server with one bidirectional stream a site."""
+    """A gRPC server with one bidirectional stream per site."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Exchange:
         bound: Callable[[int, str], str | None] = lambda node, name: None,
     ) -> None:
         self.admit, self.limit, self.patience, self.notice = admit, limit, patience, notice
-        self.bound = bound  # why a node may not have a name
+        self.bound = bound  # returns why a node may not use a name
         self.spool = spool or Spool()
         self.by_name: dict[str, Seat] = {}
         self._by_token: dict[str, Seat] = {}
@@ -97,7 +97,7 @@ class Exchange:
         self._refusals = 0
         self._closed = False
         one_heap()
-        # a stream holds a thread for life, and a site may return before its old stream is noticed dead
+        # a stream holds its thread, and a site may return before its old stream is noticed dead
         self._server = grpc.server(
             ThreadPoolExecutor(2 * most_sites + 8, thread_name_prefix="exchange"),
             options=grpc_options(keep_alive, most_sites),
@@ -131,40 +131,40 @@ class Exchange:
             )
         return int(port)
 
-    # --- who may come in ---
+    # --- admission ---
 
     def issue_token(self, node_id: int) -> str:
-        """A new seat's token; whoever shows it first takes the seat."""
+        """Issue a new seat's token; the first caller that shows it takes the seat."""
         token = secrets.token_urlsafe(32)
         with self._lock:
             self._by_token[_digest(token)] = Seat(node_id, _digest(token))
         return token
 
     def wait_for(self, count: int, seconds: float) -> bool:
-        """Whether `count` sites have taken their seats within `seconds`."""
+        """Wait until `count` sites have taken their seats, for at most `seconds`; return whether they have."""
         with self._seated:
             return self._seated.wait_for(lambda: len(self.by_name) >= count, seconds)
 
     def give_up(self, node_id: int, reason: str) -> None:
-        """Flower says that this node's session is over; whoever has a stream is there, whatever Flower says."""
+        """Mark a node's site dead because Flower reports its session over; a site with an open stream is left alone."""
         with self._lock:
             seats = [seat for seat in self.by_name.values() if seat.node_id == node_id and seat.outbox is None]
             for seat in seats:
                 seat.dead = reason
 
     def present(self, node_id: int) -> bool:
-        """Whether a site of this node has a stream."""
+        """Return whether a site of this node has a stream."""
         with self._lock:
             return any(seat.node_id == node_id and seat.outbox is not None for seat in self.by_name.values())
 
     def asked_again(self, node_id: int) -> None:
-        """A node whose site has no stream is invited once more."""
+        """Note that a node whose site has no stream is invited again."""
         with self._lock:
             for seat in self.by_name.values():
                 seat.asked_again = seat.asked_again or seat.node_id == node_id
 
     def returned(self) -> dict[str, Facts]:
-        """The sites that began anew since this was last asked, with what they say of themselves; they are in again."""
+        """Return the greetings of sites that restarted since the last call, and readmit them."""
         with self._lock:
             seats = [seat for seat in self.by_name.values() if seat.anew]
             for seat in seats:
@@ -178,7 +178,7 @@ class Exchange:
             self.notice("refused", {**facts, **last})
 
     def _why_not(self, seat: Seat, facts: Facts) -> str | None:
-        """Why the holder of a good token is not let in under the name that it gives."""
+        """Return why the holder of a valid token is not admitted under its name, or None."""
         name = facts.get("name")
         if not isinstance(name, str) or len(name) > LONGEST_NAME or not re.fullmatch(NAME, name):
             return "a site's name has letters, digits, _ . and - only, 64 of them at most"
@@ -195,7 +195,7 @@ class Exchange:
         return None
 
     def _take_seat(self, hello: Frame, context: grpc.ServicerContext) -> tuple[Seat, str]:
-        """The seat of the site that says HELLO and the token for its next connection, or an end to the call."""
+        """Return the seat of the site that sent HELLO and the token of its next connection, or abort the call."""
         token, facts = str(hello.facts.get("token", "")), {k: v for k, v in hello.facts.items() if k != "token"}
         with self._lock:
             seat = self._by_token.get(_digest(token))
@@ -223,7 +223,7 @@ class Exchange:
         return seat, successor
 
     def _follow(self, old: Seat | None, seat: Seat) -> None:
-        """A site that was here before has begun anew: its old seat and tokens are void, what it owed is lost."""
+        """Replace a site that has restarted: void its old seat and tokens, and fail the Ask it had not answered."""
         if old is None:
             return
         seat.anew, seat.bytes_up, seat.bytes_down = True, old.bytes_up, old.bytes_down
@@ -267,7 +267,7 @@ class Exchange:
         refusal: list[str] = []
         with self._lock:
             replaced, seat.outbox, seat.lost_at, seat.dead = seat.outbox, outbox, None, None
-            if seat.asked_again:  # it came back by itself after all: what it was sent meanwhile opens nothing
+            if seat.asked_again:  # it returned by itself: unused tokens sent meanwhile are void
                 spare = [d for d, s in self._by_token.items() if s.node_id == seat.node_id and not s.name]
                 for digest in spare:
                     del self._by_token[digest]
@@ -283,7 +283,7 @@ class Exchange:
                 for message in cut(frame):
                     seat.bytes_down += len(message)
                     yield message
-                del frame  # a state that was sent need not live until the next Ask
+                del frame  # free the sent state before the next Ask
         finally:
             with self._lock:
                 if seat.outbox is outbox:
@@ -316,7 +316,7 @@ class Exchange:
             outbox.put(None)
 
     def _confirm(self, seat: Seat, token: str) -> None:
-        """The site holds its next token: the one it came with is spent."""
+        """Note that the site holds its next token: the previous one is spent."""
         with self._lock:
             if seat.offered is not None and secrets.compare_digest(_digest(token), seat.offered):
                 self._by_token.pop(seat.current, None)
@@ -325,7 +325,7 @@ class Exchange:
     # --- Asks and Replies ---
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
-        """Put an Ask to each site and yield the answers as they come; whoever is late or gone is a Failure."""
+        """Send each site its Ask and yield the answers as they come; a site that is late or gone yields a Failure."""
         self._number += 1
         frames = {
             name: Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings})
@@ -354,7 +354,7 @@ class Exchange:
                 if frame.number == self._number and waiting.get(seat.name) is seat:
                     del waiting[seat.name]
                     if isinstance(frame.arrays, LazyState):
-                        give_back()  # what its messages took on their way to the disk
+                        give_back()  # memory that its messages took on their way to disk
                     yield _outcome(seat.name, frame)
 
     def _given_up(self, seat: Seat, end: float, deadline: float) -> str | None:
@@ -368,7 +368,7 @@ class Exchange:
         return f"no answer within {deadline:.0f} s" if now >= end else None
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """Bytes up and down of each site so far."""
+        """Return the bytes up and down of each site so far."""
         return {name: (seat.bytes_up, seat.bytes_down) for name, seat in self.by_name.items()}
 
     def close(self, facts: Facts) -> None:

@@ -1,4 +1,4 @@
-"""Federation: one run. Drives the method's rounds over a link: sampling, quorum, deadlines, tests, events."""
+"""One run: drives the method's rounds over a link, with sampling, quorum, deadlines, tests and events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fedstill.strategies.verbs import Nothing, Verb
 
 
 class Federation:
-    """One run, put together: its method, its central model, its record, and the sites behind a link."""
+    """One run: its method, its central model, its record, and the sites behind a link."""
 
     def __init__(self, config: RunConfig, record: Record | Path | str, method: Method | None = None) -> None:
         self.config = config
@@ -48,31 +48,31 @@ class Federation:
         self.number = 0  # of the round
         self.participants: tuple[str, ...] = ()
         self.late: dict[str, str] = {}  # sites that were late or lost in this round, and why
-        self.away: dict[str, str] = {}  # those that have not been heard of since
+        self.away: dict[str, str] = {}  # those that have not answered since
         self._step, self._phase = 0, "start"
-        self.link: Link  # how the sites are reached; there from `run` on
-        self.sites: dict[str, Facts] = {}  # with what each said of itself when it joined, in the run's order
+        self.link: Link  # how the sites are reached; set by `run`
+        self.sites: dict[str, Facts] = {}  # the greeting of each site, in the run's order
         self.method.prepare(self)
 
     # --- what a method uses ---
 
     @property
     def public_rows(self) -> np.ndarray:
-        """All rows of the public set, in their agreed order."""
+        """All rows of the public set, in the agreed order."""
         return np.arange(len(self.central.public))
 
     def event(self, kind: str, **facts: object) -> None:
-        """Write an event of this round down."""
+        """Record an event of this round."""
         self.record.event(kind, round=self.number, **facts)
 
     def progress(self, phase: str, done: int, total: int, **facts: object) -> None:
-        """Say how far a phase of this round is."""
+        """Report the progress of a phase of this round."""
         self.record.progress(phase, done, total, round=self.number, **facts)
 
     # --- the run ---
 
     def admission(self) -> Admission:
-        """What a site must have in common with the others to be let in."""
+        """What a site must have in common with the others to be admitted."""
         return Admission(self.config, self.central)
 
     def over(self, grid: Grid, method: Method | None = None, resume: bool = False) -> Result:
@@ -98,12 +98,12 @@ class Federation:
         return result
 
     def announce(self) -> None:
-        """Say which method will run, with which parameters."""
+        """Record which method will run, with which parameters."""
         method = self.method
         self.record.event("method", name=method.name, paper=method.paper, parameters=method.p.model_dump())
 
     def run(self, link: Link, resume: bool = False, began: float | None = None) -> Facts:
-        """All rounds over a link that the sites have joined; returns the summary."""
+        """Run all rounds over a link that the sites have joined; return the summary."""
         began = time.perf_counter() if began is None else began
         self.link, self.sites = link, link.sites
         self._drive(self.method.check_sites(self))
@@ -147,7 +147,7 @@ class Federation:
             ask = next(steps)
             while True:
                 replies = self.ask(ask)
-                del ask  # a state that was sent need not live while the next one is made
+                del ask  # free the sent state before the next one is made
                 ask = steps.send(replies)
                 del replies
         except StopIteration as end:
@@ -156,7 +156,7 @@ class Federation:
     # --- one Ask ---
 
     def ask(self, ask: Ask) -> list[Reply]:
-        """Put an Ask to its sites; the usable Replies in the run's order. Too few of them end the run."""
+        """Put an Ask to its sites; return the usable Replies in the run's order. The run ends if there are too few."""
         verb = VERBS.get(ask.verb) or find_verb(ask.verb)
         names = self.participants if ask.to is None else ask.to
         self._spend_central()
@@ -200,21 +200,21 @@ class Federation:
                 self.event("left_out", site=outcome.node, verb=ask.verb, reason=reason)
 
     def _heard(self, reply: Reply) -> None:
-        """Say that a site is back, and keep what it says of its privacy budget."""
+        """Record that a site is back, and keep its reported privacy budget."""
         if reply.node in self.away:
             self.event("readmitted", site=reply.node, missed=self.away.pop(reply.node))
         if "privacy" in reply.metrics:
             self.results.privacy[reply.node] = reply.metrics["privacy"]
 
     def quorum(self, asked: int) -> int:
-        """How many of the sites that are asked must answer."""
+        """Return how many of the sites asked must answer."""
         quorum = self.config.exchange.quorum
         return min(asked, max(1, math.ceil(quorum * asked) if quorum <= 1 else int(quorum)))
 
     # --- yardsticks, tests, summary ---
 
     def _yardsticks(self) -> None:
-        """What each site reaches alone, and what all private texts in one place would have reached."""
+        """Measure what each site reaches alone, and what all private texts in one place would reach."""
         self._begin(0)
         report, p = self.config.report, self.method.p
         epochs = p.local_epochs * self.config.rounds
@@ -257,7 +257,7 @@ class Federation:
         return summary
 
     def _spend_central(self) -> None:
-        """What the central model computed since the last Ask belongs to that Ask's phase."""
+        """Charge what the central model computed since the last Ask to that Ask's phase."""
         learner = self.central.learner
         spent, learner.compute_seconds = learner.compute_seconds, 0.0
         if spent:

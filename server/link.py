@@ -1,4 +1,4 @@
-"""Links: what carries Asks to sites and brings their Replies back. A Method cannot tell which one it has."""
+"""Links carry Asks to sites and bring their Replies back. A Method cannot tell which kind it uses."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ POLL = 1.0
 
 
 class JoinError(RuntimeError):
-    """Not every site came; the text names the missing ones and why, as far as known."""
+    """Some sites did not join; the text names them and the reasons, as far as known."""
 
 
 class Link(ABC):
-    """Delivers an Ask to nodes and brings Replies back."""
+    """Delivers an Ask to sites and brings their Replies back."""
 
-    sites: dict[str, Facts]  # name -> what the site said of itself when it joined, in the run's order
+    sites: dict[str, Facts]  # name -> the site's greeting, in the run's order
 
     @abstractmethod
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
-        """Put each named site its part of an Ask; yield the answers as they come."""
+        """Send each named site its part of an Ask; yield the answers as they come."""
 
     def returned(self) -> dict[str, Facts]:
-        """The sites that began anew since this was last asked, and what they say of themselves."""
+        """Return the greetings of sites that restarted since the last call."""
         return {}
 
     @abstractmethod
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """Bytes up and down of each site so far."""
+        """Return the bytes up and down of each site so far."""
 
     @abstractmethod
     def close(self, facts: Facts) -> None:
@@ -60,7 +60,7 @@ class Answering(Protocol):
 
 
 class LocalLink(Link):
-    """Nodes in this very process: no Flower, no network, the same Asks."""
+    """Nodes in this process: no Flower, no network, the same Asks."""
 
     def __init__(self, nodes: Sequence[Answering], admit: Admit = lambda facts: None) -> None:
         self.nodes = {node.name: node for node in nodes}
@@ -89,53 +89,54 @@ class LocalLink(Link):
 
 
 class FlowerLink(Link):
-    """What both links over Flower share: finding the nodes and asking each to join."""
+    """What both links over Flower share: finding the nodes and inviting each to join."""
 
     def __init__(self, grid: Grid, config: RunConfig, run: str, admit: Admit, notice: Notice) -> None:
         self.grid, self.config, self.run, self.admit, self.notice = grid, config, run, admit, notice
         self.sites = {}
         self._joins: dict[str, int] = {}  # id of a join message -> node
         self._errors: dict[int, str] = {}  # node -> why its join failed
-        self._invited: dict[int, str] = {}  # node -> when Flower says that it had come
+        self._invited: dict[int, str] = {}  # node -> when Flower says that it was activated
         self.node_of: dict[str, int] = {}  # of the sites that have joined
-        self._registered: dict[int, str] = {}  # node -> the name under which its key was registered
+        self._registered: dict[int, str] = {}  # node -> the name that its key was registered under
 
     def _invite(self, facts: Callable[[int], Facts]) -> None:
-        """A join message to every node that has come since the last time, or has come again and is not there.
+        """Send a join message to every node that has appeared since the last call, or reappeared without joining.
 
-        A SuperNode that was killed and is back at once was never gone for Flower, and its message is lost.
+        Flower never notices a SuperNode that was killed and restarted at once, and its message is lost.
         """
         nodes = {node.node_id: node for node in self.grid.get_nodes()}
         self._registered.update({number: node.name for number, node in nodes.items() if node.name})
-        came = {number: str(node.last_activated_at) for number, node in nodes.items()}
-        come = sorted(
-            n for n in nodes if self._invited.get(n) != came[n] and not (n in self._invited and self._here(n))
+        activated = {number: str(node.last_activated_at) for number, node in nodes.items()}
+        invited = sorted(
+            n for n in nodes if self._invited.get(n) != activated[n] and not (n in self._invited and self._here(n))
         )
         common = {"config": self.config.to_json(), "run": self.run}
         ttl = self.config.exchange.session_hours * 3600
-        messages = [Message(to_records({}, {**common, **facts(node)}), node, "query.join", ttl=ttl) for node in come]
+        messages = [Message(to_records({}, {**common, **facts(node)}), node, "query.join", ttl=ttl) for node in invited]
         if messages:
-            self._joins.update(zip(self.grid.push_messages(messages), come, strict=True))
-            self._invited.update({number: came[number] for number in come})
+            self._joins.update(zip(self.grid.push_messages(messages), invited, strict=True))
+            self._invited.update({number: activated[number] for number in invited})
 
     @abstractmethod
     def _here(self, node: int) -> bool:
-        """Whether a node that was invited has joined and is there."""
+        """Return whether an invited node has joined and is present."""
 
     def _bound(self, node: int, name: str) -> str | None:
-        """Why a node may not be the site `name`: a registered key is bound to the name that it was registered under."""
-        own = self._registered.get(node)
-        if own is not None and own != name:
+        """Return why a node may not be the site `name`: a registered key is bound to its registered name."""
+        bound = self._registered.get(node)
+        if bound is not None and bound != name:
             return (
-                f"its key is registered as {own!r} and it calls itself {name!r}: set name in site.toml, or let the "
-                f"coordinator register the key anew: fedstill keys revoke {own}; fedstill keys register SITE.pub {name}"
+                f"its key is registered as {bound!r} and it calls itself {name!r}: set name in site.toml, or let the "
+                f"coordinator register the key anew: fedstill keys revoke {bound}; "
+                f"fedstill keys register SITE.pub {name}"
             )
-        if own is None and name in self._registered.values():
+        if bound is None and name in self._registered.values():
             return f"the name {name!r} belongs to another key: fedstill keys list shows whose"
         return None
 
     def _wait_for_joins(self, facts: Callable[[int], Facts], joined: Callable[[], dict[str, Facts]]) -> None:
-        """Invite nodes until every site of the run has joined; say who has not when time is up or all hope is gone."""
+        """Invite nodes until every site has joined; list those missing at the deadline, or once none can still come."""
         wanted = self.config.expected_sites
         if wanted == 0:
             raise JoinError("the run names no sites: write [[sites]] tables, or set exchange.sites to their number")
@@ -151,7 +152,7 @@ class FlowerLink(Link):
             time.sleep(POLL / 2)
 
     def _pull_joins(self) -> Iterator[tuple[int, RecordDict]]:
-        """The joins that were answered meanwhile; errors are kept by node."""
+        """Yield the joins answered since the last call; errors are kept by node."""
         if not self._joins:
             return
         for message in self.grid.pull_messages(list(self._joins)):
@@ -177,13 +178,13 @@ class FlowerLink(Link):
         )
 
     def _in_order(self, sites: dict[str, Facts]) -> dict[str, Facts]:
-        """Nothing may depend on who came first: the run's order, then by name."""
+        """Sort sites by the run's order, then by name: nothing may depend on who came first."""
         order = {site.name: number for number, site in enumerate(self.config.sites)}
         return dict(sorted(sites.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
 
 
 class StreamLink(FlowerLink):
-    """One join message a site; then every Ask goes over the site's own gRPC stream."""
+    """One join message per site; then every Ask goes over the site's own gRPC stream."""
 
     def __init__(
         self, grid: Grid, config: RunConfig, run: str, admit: Admit, notice: Notice, spool: Spool | None = None
@@ -222,12 +223,12 @@ class StreamLink(FlowerLink):
             self.node_of = {name: seat.node_id for name, seat in seats.items()}
             return {name: seat.greeting for name, seat in seats.items()}
 
-        def told(node: int) -> Facts:
+        def join_facts(node: int) -> Facts:
             self.exchange.asked_again(node)
             return {**door, "token": self.exchange.issue_token(node)}
 
-        self._told: Callable[[int], Facts] = told
-        self._wait_for_joins(self._told, joined)
+        self._join_facts: Callable[[int], Facts] = join_facts
+        self._wait_for_joins(self._join_facts, joined)
         self._watched_at = time.monotonic()
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
@@ -236,7 +237,7 @@ class StreamLink(FlowerLink):
         yield from self.exchange.deliver(parts, deadline)
 
     def _watch(self) -> None:
-        """Give up sites whose session Flower says is over."""
+        """Give up sites whose session Flower reports as over."""
         self._watched_at = time.monotonic()
         for _ in self._pull_joins():
             pass
@@ -244,16 +245,16 @@ class StreamLink(FlowerLink):
             self.exchange.give_up(node, reason)
 
     def returned(self) -> dict[str, Facts]:
-        """As every link; those that were given up or lost, and whoever came meanwhile, are invited once more."""
+        """As every link; also invite again the sites that were given up or lost, and any newcomers."""
         self._watch()
         for node in [node for node in self._errors if not self._here(node)]:
             self._invited.pop(node, None)
         self._errors.clear()
-        self._invite(self._told)
-        found = {name: facts for name, facts in self.exchange.returned().items() if name in self.sites}
-        self.sites.update(found)
-        self.node_of.update({name: self.exchange.by_name[name].node_id for name in found})
-        return found
+        self._invite(self._join_facts)
+        rejoined = {name: facts for name, facts in self.exchange.returned().items() if name in self.sites}
+        self.sites.update(rejoined)
+        self.node_of.update({name: self.exchange.by_name[name].node_id for name in rejoined})
+        return rejoined
 
     def _here(self, node: int) -> bool:
         return self.exchange.present(node)
@@ -266,7 +267,7 @@ class StreamLink(FlowerLink):
 
 
 class MessageLink(FlowerLink):
-    """Every Ask is a Flower message of its own; the site restores its model from its state folder each time."""
+    """Every Ask is a separate Flower message; the site restores its model from its state folder each time."""
 
     def __init__(self, grid: Grid, config: RunConfig, run: str, admit: Admit, notice: Notice) -> None:
         super().__init__(grid, config, run, admit, notice)
@@ -334,7 +335,7 @@ class MessageLink(FlowerLink):
 
 
 def open_link(grid: Grid, config: RunConfig, record: Record, admit: Admit) -> FlowerLink:
-    """The link that the run's configuration wants; returns when every site has joined."""
+    """Open the configured link; return when every site has joined."""
 
     def notice(kind: str, facts: Facts) -> None:
         record.event(kind, **facts)

@@ -10,7 +10,7 @@ from fedstill.common.wire import Facts
 
 
 def classifier(config: RunConfig, model: TextModel, summary: Facts) -> str:
-    """The card of a central model that classifies."""
+    """Write the card of a central model that classifies."""
     scores = ", ".join(f"{name} {value:.4f}" for name, value in summary["central"].items())
     sites = "\n".join(
         f"| {name} | {site['family']} | {site['texts']} | {_score(site['alone'])} | {_score(site['after'])} |"
@@ -44,7 +44,7 @@ model, tokenizer = {load}.from_pretrained("central"), AutoTokenizer.from_pretrai
 
 
 def shared_part(config: RunConfig, model: TextModel, summary: Facts) -> str:
-    """The card of what sites with tasks of their own share."""
+    """Write the card of what sites with private tasks share."""
     sites = "\n".join(
         f"| {name} | {site['texts']} | {_score(site['alone'], 'score')} | {_score(site['after'], 'score')} |"
         for name, site in summary["sites"].items()

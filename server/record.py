@@ -57,14 +57,14 @@ class Record:
             self.watch(line)
 
     def progress(self, phase: str, done: int, total: int, **facts: object) -> None:
-        """How far a phase is; most of these are skipped, the last one never."""
+        """Record the progress of a phase; most calls are skipped, the last never."""
         now = time.monotonic()
         if done == total or now - self._progress_at > PROGRESS_EVERY:
             self._progress_at = now
             self.event("progress", phase=phase, done=done, total=total, **facts)
 
     def metrics(self, rows: list[Facts]) -> None:
-        """Write metrics.csv anew from all rounds so far."""
+        """Rewrite metrics.csv from all rounds so far."""
         names = sorted({name for row in rows for name in row} - {"round", "node"})
         draft = self.folder / ".metrics.csv"
         with self._writing(), draft.open("w", newline="", encoding="utf-8") as file:
@@ -74,17 +74,17 @@ class Record:
         draft.replace(self.folder / "metrics.csv")
 
     def save_round(self, number: int, arrays: Nested, facts: Facts) -> None:
-        """The server's checkpoint of a round."""
+        """Save the server's checkpoint of a round."""
         path = checkpoint.save(self.checkpoints, number, arrays, facts)
         self.event("checkpoint", round=number, path=str(path.relative_to(self.folder)))
 
     def summary(self, facts: Facts) -> None:
-        """summary.json, in one step."""
+        """Write summary.json atomically."""
         with self._writing():
             write_atomically(self.folder / "summary.json", json.dumps(facts, indent=2) + "\n")
 
     def save_central(self, model: TextModel, card: str) -> None:
-        """The central model as transformers loads it, with a model card."""
+        """Save the central model as transformers loads it, with a model card."""
         folder = self.folder / "central"
         model.save(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -92,14 +92,14 @@ class Record:
 
 @contextlib.contextmanager
 def recorded(config: RunConfig, folder: Path, resume: bool, watch: Watch | None = None) -> Iterator[Record]:
-    """A run that fails says why in its events and its summary before anybody else hears of it."""
+    """Record a run; if it fails, write the reason to its events and summary before raising."""
     record = Record(folder, config, watch)
     record.event("run_started", run=folder.name, method=config.method.name, resume=resume, pid=os.getpid())
     try:
         yield record
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RecordError):  # of a disk that is full; the error itself says so
+        with contextlib.suppress(RecordError):  # of a full disk; the error itself says so
             record.event("run_failed", reason=reason)
             if not (folder / "summary.json").exists():
                 facts = {"status": "failed", "reason": reason, "method": config.method.name, "seed": config.seed}

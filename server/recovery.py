@@ -1,4 +1,4 @@
-"""What survives a crash: checkpoints of server and sites, a run taken up again, and sites that come back."""
+"""Crash recovery: checkpoints of server and sites, resumed runs, and sites that return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def save_round(fed: Federation, number: int) -> None:
-    """Sites first, so that whatever the server holds, they hold too; whoever was late may be there by now."""
+    """Save a round at the sites first, so that they hold whatever the server holds; late sites may be back by now."""
     fed.late.clear()
     fed.ask(save.ask(Keep(number), to=tuple(fed.sites)))
     arrays = {"central": fed.central.learner.state(copy=False), "method": fed.method.state()}
@@ -20,10 +20,10 @@ def save_round(fed: Federation, number: int) -> None:
 
 
 def resume(fed: Federation) -> int | None:
-    """The last round that is done and that a quorum of the sites holds; None where the run begins anew.
+    """Return the last finished round that a quorum of the sites holds; None where the run starts over.
 
-    Where so many sites lost their checkpoints that there is none, the server's last one will do: what is done is not
-    done again because a site was away.
+    If too many sites lost their checkpoints, the server's last one is used: finished rounds are not repeated because a
+    site was away.
     """
     held = {name: set(facts.get("rounds", [])) for name, facts in fed.sites.items()}
     needed = fed.quorum(len(held))
@@ -51,14 +51,14 @@ def resume(fed: Federation) -> int | None:
 
 
 def let_in(fed: Federation) -> None:
-    """Sites whose process began anew take up their own last checkpoint; without one they start with a new model."""
+    """Let restarted sites load their own last checkpoint; a site without one starts with a new model."""
     for name, facts in fed.link.returned().items():
         fed.away.setdefault(name, "it began anew")
         take_up_alone(fed, name, [number for number in facts.get("rounds", []) if number < fed.number], fed.number)
 
 
 def take_up_alone(fed: Federation, name: str, held: list[int], number: int) -> None:
-    """A site that missed rounds goes on with what it last had; one that has nothing starts with a new model."""
+    """Let a site that missed rounds continue from its last state; a site without one starts with a new model."""
     fed.method.site_began_anew(name)
     if held:
         fed.ask(restore.ask(Keep(max(held)), to=(name,), optional=True))

@@ -1,4 +1,4 @@
-"""What came of a run so far: the scores of every round, what sites reach alone, and the summary at the end."""
+"""The results of a run so far: the scores of every round, the sites' scores alone, and the final summary."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ NOT_SCORES = ("round", "node", "seconds", "loss")
 
 
 class Results:
-    """Rows of metrics.csv, yardsticks, and what sites that add noise say that they have spent."""
+    """Rows of metrics.csv, yardsticks, and the privacy budgets that sites report as spent."""
 
     def __init__(self) -> None:
-        self.history: list[Facts] = []  # a row of metrics.csv each
+        self.history: list[Facts] = []  # one per row of metrics.csv
         self.alone: dict[str, Facts] = {}
         self.centralized: Facts | None = None
         self.privacy: dict[str, Facts] = {}
 
     def tested(self, number: int, node: str, metrics: Mapping[str, Any]) -> None:
-        """Add what a node scored after a round."""
+        """Add a node's scores after a round."""
         self.history.append({"round": number, "node": node, **scores_in(metrics)})
 
     def central(self) -> Facts:
@@ -40,11 +40,11 @@ class Results:
         return {row["node"]: scores_in(row) for row in self.history if row["node"] != "central"}
 
     def facts(self) -> Facts:
-        """Everything that a checkpoint must hold; sites say again what they have spent."""
+        """Return everything a checkpoint must hold; sites report their spent budgets again."""
         return {"history": self.history, "alone": self.alone, "centralized": self.centralized}
 
     def load(self, facts: Facts) -> None:
-        """Take up what `facts` gave."""
+        """Restore what `facts` returned."""
         self.history, self.alone, self.centralized = facts["history"], facts["alone"], facts["centralized"]
 
     def summary(
@@ -56,7 +56,7 @@ class Results:
         sites: Mapping[str, Facts],
         formulas: Mapping[str, Facts],
     ) -> Facts:
-        """summary.json: `about` the method, then the run, its scores and what it cost."""
+        """Return summary.json: `about` the method, then the run, its scores and its costs."""
         after = self.sites()
         return {
             "status": "finished",
@@ -87,10 +87,10 @@ class Results:
 
 
 def scores_in(metrics: Mapping[str, Any]) -> Facts:
-    """The task's scores among a row or a Reply's metrics."""
+    """Return the task's scores among a row's or a Reply's metrics."""
     return {name: value for name, value in metrics.items() if name not in NOT_SCORES}
 
 
 def short_name(model: str) -> str:
-    """A model's name without the folders or the owner before it."""
+    """Return a model's name without folders or owner."""
     return model.rstrip("/").rpartition("/")[2]

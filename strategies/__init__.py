@@ -51,13 +51,13 @@ METHODS: Catalogue[type[Method]] = Catalogue(
 
 
 def all_verbs() -> dict[str, Verb]:
-    """Every verb that this installation knows, those of installed methods too."""
+    """Return every verb that this installation knows, installed methods included."""
     METHODS.load_installed()
     return VERBS
 
 
 def find_method(config: MethodConfig) -> tuple[type[Method], Params]:
-    """The method that [method] names, with its preset's values and what the configuration changes of them."""
+    """Return the configured method with its preset's values and the configuration's changes."""
     method = METHODS.get(config.name)
     if method is None:
         near = difflib.get_close_matches(config.name, METHODS, n=1)
@@ -72,6 +72,6 @@ def find_method(config: MethodConfig) -> tuple[type[Method], Params]:
 
 
 def make_method(config: MethodConfig) -> Method:
-    """The method that [method] describes."""
+    """Build the configured method."""
     kind, params = find_method(config)
     return kind(params)

@@ -40,7 +40,7 @@ class QuorumLost(RuntimeError):
 
 
 class Params(Section):
-    """What every method can be told. A method's own Params add to these; unknown keys are refused."""
+    """Parameters of every method. A method's own Params add to these; unknown keys are refused."""
 
     local_epochs: int = Field(3, ge=1)
     participation: float = Field(1.0, gt=0, le=1)
@@ -73,14 +73,14 @@ class Method(Strategy):
         raise NotImplementedError
 
     def state(self) -> Nested:
-        """What the method itself must remember between rounds, beside the central model."""
+        """Return what the method itself must keep between rounds, beside the central model."""
         return {}
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
 
     def check_sites(self, fed: Federation) -> Round:
-        """Once, when all sites have joined: refuse models that cannot work together."""
+        """Refuse models that cannot work together, once when all sites have joined."""
         families = {name: str(facts.get("model")) for name, facts in fed.sites.items()}
         if self.needs_same_models and len({*families.values(), Path(fed.config.central.model).name}) > 1:
             raise ValueError(
@@ -91,13 +91,13 @@ class Method(Strategy):
         return {}
 
     def site_began_anew(self, site: str) -> None:
-        """A site's process is another than before: it holds at most what its own last checkpoint has."""
+        """Note that a site has restarted: it holds at most what its own last checkpoint has."""
         self.copies.lose(site)
 
     # --- what a method uses ---
 
     def practice(self, fed: Federation, start: float = 0.0, end: float = 1.0) -> Practice:
-        """How a call between the shares `start` and `end` of this round trains, by the schedule."""
+        """Return how a call between the shares `start` and `end` of this round trains, by the schedule."""
         done, rounds = fed.number - 1, fed.config.rounds
         decay = {
             "constant": None,
@@ -108,7 +108,7 @@ class Method(Strategy):
         return Practice(fresh=self.p.optimizer_state == "fresh", decay=decay)
 
     def train_locally(self, fed: Federation, to: tuple[str, ...] | None = None, epochs: int | None = None) -> Ask:
-        """The Ask that opens most rounds: E epochs on the private texts."""
+        """Return the Ask that opens most rounds: E epochs on the private texts."""
         return train_locally.ask(Train(epochs or self.p.local_epochs, self.practice(fed)), to=to)
 
     # --- Flower's Strategy ---
@@ -116,7 +116,7 @@ class Method(Strategy):
     def start(  # type: ignore[override]
         self, grid: Grid, *, federation: Federation, resume: bool = False
     ) -> Result:
-        """Run every round over Flower's grid; what Flower's own loop allows a round is not enough."""
+        """Run every round over Flower's grid; Flower's own loop does not allow enough in a round."""
         return federation.over(grid, self, resume)
 
     def summary(self) -> None:
@@ -140,17 +140,17 @@ class Method(Strategy):
 
 
 def names(replies: list[Reply]) -> tuple[str, ...]:
-    """Who answered."""
+    """Return the sites that answered."""
     return tuple(reply.node for reply in replies)
 
 
 def texts_of(replies: list[Reply]) -> dict[str, int]:
-    """n_k: how many private texts each site that answered has."""
+    """Return n_k: the number of private texts of each site that answered."""
     return {reply.node: int(reply.metrics["texts"]) for reply in replies}
 
 
 def mean_loss(replies: list[Reply], shares: Mapping[str, float] | None = None, name: str = "loss") -> float | None:
-    """The mean of the sites' losses among those that tell theirs, by shares or plainly."""
+    """Return the mean of the losses that sites report, weighted by shares or plain."""
     losses = {reply.node: float(reply.metrics[name]) for reply in replies if reply.metrics.get(name) is not None}
     if shares is not None:
         return sum(shares[site] * loss for site, loss in losses.items())

@@ -78,5 +78,5 @@ def train_ditto(site: Node, task: TrainBoth) -> TrainedBoth:
     private = {name: value for name, value in site.learner.whole().items() if name not in shared}
     site.kept["ditto"] = {**private, "begun": np.ones(1, np.int8)}
     site.learner.load_whole(v if "begun" in kept else {**v, **task.weights})  # v begins as the first w_global
-    own = train_near(site, task.epochs, task.practice, task.weights, task.strength)
-    return TrainedBoth(len(site.private), loss, own, shared)
+    own_loss = train_near(site, task.epochs, task.practice, task.weights, task.strength)
+    return TrainedBoth(len(site.private), loss, own_loss, shared)

@@ -106,32 +106,32 @@ class FedAUX(Method):
         return {"loss": central.distil(self.rows, y, "kl", self.p.distill_epochs, self.practice(fed))}
 
     def ask_scores(self, sites: tuple[str, ...]) -> Ask:
-        """How much each auxiliary text looks like a site's own."""
+        """Return the Ask for how much each auxiliary text resembles a site's own."""
         p = self.p
-        asked = Score(self.rows, self.negatives, p.extractor, p.regulariser, p.per_text, p.epsilon, p.delta)
-        return score.ask(asked, to=sites, check=_scores(self.rows))
+        message = Score(self.rows, self.negatives, p.extractor, p.regulariser, p.per_text, p.epsilon, p.delta)
+        return score.ask(message, to=sites, check=_scores(self.rows))
 
     def predict(self, fed: Federation, reply: Reply) -> np.ndarray:
-        """The server runs every received model."""
+        """Let the server run every received model."""
         fed.central.load_weights(reply.arrays)
         return fed.central.predict(self.rows)
 
     def state(self) -> Nested:
-        """The scores, which are sent once."""
+        """Return the scores, which are sent once."""
         return self.scores
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self.scores = dict(state)
 
 
 def _scores(rows: np.ndarray) -> Callable[[Reply], None]:
     def check(reply: Reply) -> None:
-        found, said = reply.arrays.get("scores"), reply.arrays.get("items")
-        if found is None or said is None or not np.array_equal(said, items(rows)) or found.shape != rows.shape:
+        scores, sent = reply.arrays.get("scores"), reply.arrays.get("items")
+        if scores is None or sent is None or not np.array_equal(sent, items(rows)) or scores.shape != rows.shape:
             raise WireError("scores for other texts than asked")
-        if not 0 < found.min() <= found.max() <= 1 + 1e-6:
-            raise WireError(f"scores from {found.min()} to {found.max()}; they must be above 0 and at most 1")
+        if not 0 < scores.min() <= scores.max() <= 1 + 1e-6:
+            raise WireError(f"scores from {scores.min()} to {scores.max()}; they must be above 0 and at most 1")
 
     return check
 

@@ -47,8 +47,8 @@ class FedDF(EnsembleMethod):
         for kind in (self._kind_of(site) for site in self.fed.sites):
             if kind not in prototypes:  # the site's model on the server's machine
                 like = listed.get(kind) or LearnerConfig(model=kind)
-                here = {name: getattr(config.central, name) for name in ("device", "precision", "threads")}
-                settings = {name: getattr(like, name) for name in LearnerConfig.model_fields} | here
+                hardware = {name: getattr(config.central, name) for name in ("device", "precision", "threads")}
+                settings = {name: getattr(like, name) for name in LearnerConfig.model_fields} | hardware
                 prototypes[kind] = self.fed.central.another(LearnerConfig(**settings))
         return prototypes
 
@@ -101,7 +101,7 @@ class FedDF(EnsembleMethod):
         return {kind: prototype.learner.state() for kind, prototype in self._others().items()}
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         for kind, prototype in self._others().items():
             prototype.learner.load_state(state[kind])
 

@@ -138,7 +138,7 @@ class FedID(Method):
         return [rows[start : start + size] for start in range(0, len(rows), size)] * self.p.distill_epochs
 
     def ensemble(self, replies: list[Reply], w: dict[str, float]) -> tuple[Matrix, Matrix]:
-        """What the sites are told (y, or z for its argmax) and what the central model learns."""
+        """Return the sites' targets (y, or z for its argmax) and the central model's."""
         logits, rule = logits_of(replies), self.p.aggregation
         if self.p.average == "probabilities":
             y = combine({site: softmax(z) for site, z in logits.items()}, w, rule, probabilities=True)

@@ -140,14 +140,14 @@ def teach_each_other(site: Node, task: TeachEachOther) -> Taught:
 
 
 @site_verb("train.change", leaves=NOTHING, phase="weights back")
-def take_change(site: Node, told: Change) -> Nothing:
+def take_change(site: Node, mean: Change) -> Nothing:
     """The mean change of everybody's shared model, to be added to the one that the change began from."""
     shared = _shared(site)
     before = shared.learner.weights()
-    wrong = misfits(told.change, before)
+    wrong = misfits(mean.change, before)
     if wrong:
         raise WireError(f"this change does not fit the shared model: {'; '.join(wrong[:8])}")
-    change = recompose(told.change, before)
+    change = recompose(mean.change, before)
     shared.learner.load_weights({name: value + change[name] for name, value in before.items()})
     site.kept[SHARED] = shared.learner.state()
     return Nothing()
@@ -156,8 +156,8 @@ def take_change(site: Node, told: Change) -> Nothing:
 def _shared(site: Node) -> Shared:
     """The shared model as the last verb left it, also after a checkpoint was taken up."""
     if site.second is None:
-        config, here = site.config, {name: getattr(site.site, name) for name in ("device", "precision")}
-        central = config.central.model_copy(update=here)
+        config, hardware = site.config, {name: getattr(site.site, name) for name in ("device", "precision")}
+        central = config.central.model_copy(update=hardware)
         model = load_model(central.model_settings(config.train), site.task, derive(config.seed, "central", "model"))
         learner = Learner(f"{site.name}/shared", model, central, config.train, config.seed)
         private = model.encode(site.texts.private.texts)

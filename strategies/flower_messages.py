@@ -21,8 +21,8 @@ def as_message(state: State, texts: int) -> Message:
         run_id=0, message_id="", src_node_id=0, dst_node_id=0, reply_to_message_id="", group_id="",
         created_at=0.0, ttl=0.0, message_type="train",
     )  # fmt: skip
-    found: Message = made(content=content, metadata=metadata)
-    return found
+    message: Message = made(content=content, metadata=metadata)
+    return message
 
 
 @contextmanager

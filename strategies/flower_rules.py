@@ -48,10 +48,10 @@ class FlowerRule(FedAvg):
         """Flower's rule on these arrays of the sites, in the run's order."""
         messages = [as_message(states[r.node], int(r.metrics["texts"])) for r in replies]
         with quietly():
-            found, _ = self.rule.aggregate_train(number, messages)
-        if found is None:
+            record, _ = self.rule.aggregate_train(number, messages)
+        if record is None:
             raise QuorumLost(f"round {number}: {len(replies)} sites are too few for {self.name} ({self.p!r})")
-        return {name: array.numpy() for name, array in found.items()}
+        return {name: array.numpy() for name, array in record.items()}
 
 
 class FedAdamParams(ParameterParams):
@@ -86,16 +86,16 @@ class FedAdam(FlowerRule):
         self.rule.current_arrays = {name: old}
         self.rule.m_t = {name: m[name]} if name in m else None
         self.rule.v_t = {name: v[name]} if name in v else None
-        found = super()._combined(number, name, old, replies)
+        combined = super()._combined(number, name, old, replies)
         m[name], v[name] = self.rule.m_t[name], self.rule.v_t[name]
-        return found
+        return combined
 
     def state(self) -> Nested:
         """Adam's two moments."""
         return self.moments
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self.moments = {kind: dict(state.get(kind, {})) for kind in ("m", "v")}
 
 

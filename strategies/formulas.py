@@ -1,4 +1,4 @@
-"""What a method costs on the wire by its paper's arithmetic, to stand beside the bytes that were counted.
+"""A method's bytes on the wire by its paper's arithmetic, beside the bytes counted.
 
 Bytes of one site and one round, by phase: (up, down). Numbers have four bytes, predictions as many as their encoding;
 ids, heads and gRPC's own framing are not in it.

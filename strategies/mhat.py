@@ -39,6 +39,6 @@ class MHAT(PredictingMethod):
             loss = self.distil_at_server(fed, rows, mean, "kl")
         else:
             loss = self.distil_at_server(fed, rows, self.votes(replies), "soft")
-        own = fed.central.predict(rows)
-        yield self.distil_at_sites(fed, rows, softmax(own) if kl else own, self.p.loss, names(replies))
+        central = fed.central.predict(rows)
+        yield self.distil_at_sites(fed, rows, softmax(central) if kl else central, self.p.loss, names(replies))
         return {"loss": loss}

@@ -118,7 +118,7 @@ class ParameterMethod(Method):
         return mean_arrays({r.node: r.arrays for r in replies}, self.shares(replies))
 
     def loss(self, replies: list[Reply], name: str = "loss") -> Facts:
-        """The sites' mean training loss, or another number that they tell."""
+        """Return the sites' mean training loss, or another number that they report."""
         return {name: mean_loss(replies, self.shares(replies), name)}
 
     # --- the central model ---
@@ -140,14 +140,16 @@ class ParameterMethod(Method):
 
     def shared(self, copy: bool = False) -> Arrays:
         """The shared part of the central model: a copy, or views that change when the model does."""
-        own = self.fed.central.learner.weights(copy=False)
-        shared = {name: value for name, value in own.items() if name not in self.private}
+        weights = self.fed.central.learner.weights(copy=False)
+        shared = {name: value for name, value in weights.items() if name not in self.private}
         return copied(shared) if copy else shared
 
     def update(self, state: State) -> None:
         """The central model takes over a shared part, an array at a time; its private parts stay as they began."""
-        own = self.fed.central.learner.weights(copy=False)
-        self.fed.central.load_weights(LazyState(shapes_of(own), lambda name: (state if name in state else own)[name]))
+        weights = self.fed.central.learner.weights(copy=False)
+        self.fed.central.load_weights(
+            LazyState(shapes_of(weights), lambda name: (state if name in state else weights)[name])
+        )
 
     def check_sites(self, fed: Federation) -> Round:
         """Same models by name, then by the shapes of what is shared and by what lies frozen under adapters."""
@@ -205,9 +207,9 @@ def train_shared(site: Node, task: TrainShared) -> TrainedShared:
 
 def shared_part(site: Node, private: tuple[str, ...], copy: bool = True) -> Arrays:
     """What travels of this site's model: all but what the patterns call private."""
-    own = site.learner.weights(copy=copy)
-    stays = private_names(own, private)
-    return {name: value for name, value in own.items() if name not in stays}
+    weights = site.learner.weights(copy=copy)
+    stays = private_names(weights, private)
+    return {name: value for name, value in weights.items() if name not in stays}
 
 
 def take(site: Node, private: tuple[str, ...], given: State) -> None:

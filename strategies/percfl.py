@@ -81,6 +81,6 @@ class PerCFL(PersonalMethod):
         return {**super().state(), "cluster": {site: np.array(number) for site, number in self.clusters.items()}}
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         super().load_state(state)
         self.clusters = {site: int(number) for site, number in state.get("cluster", {}).items()}

@@ -51,5 +51,5 @@ class PersonalMethod(ParameterMethod):
         return {"states": self.states}
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self.states = dict(state.get("states", {}))

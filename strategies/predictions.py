@@ -147,7 +147,7 @@ class WarmedMethod(EnsembleMethod):
 
 
 def ask_predictions(fed: Federation, rows: np.ndarray, sites: tuple[str, ...] | None = None) -> Ask:
-    """Logits of the public rows, from those sites or from everybody who takes part."""
+    """Ask for logits of the public rows, from those sites or from all participants."""
     return predict.ask(Predict(rows), to=sites, check=predictions(rows, fed.central.classes))
 
 

@@ -37,7 +37,7 @@ class Nothing(Message):
 
 @dataclass(frozen=True)
 class Verb:
-    """One thing a site can be asked, with everything that anybody must know of it."""
+    """One thing a site can be asked, with all that server, limits and docs need to know of it."""
 
     name: str
     leaves: tuple[Leaving, ...]  # what the answer holds beside a few numbers
@@ -75,7 +75,7 @@ class Verb:
         check_parts(self.answer, reply.arrays, facts)
 
     def answered(self, site: Node, ask: Ask) -> tuple[State, Facts]:
-        """The site's side: read the message, work, and give the answer's arrays and metrics."""
+        """Answer at the site: read the message, work, and return the answer's arrays and metrics."""
         settings = {key: value for key, value in ask.settings.items() if key not in PLACE}
         answer = self.work(site, self.message.from_wire(ask.arrays, settings))
         return to_wire(type(answer), vars(answer))
@@ -100,7 +100,7 @@ def site_verb(
 
 
 def find_verb(name: str) -> Verb:
-    """A verb by its name, or a WireError that lists the known ones."""
+    """Return a verb by its name; a WireError lists the known ones."""
     if name not in VERBS:
         raise WireError(f"this site knows no verb {name[:200]!r}; known: {', '.join(sorted(VERBS))}")
     return VERBS[name]

@@ -1,4 +1,4 @@
-"""What left the site: one line for every Reply, in the site's own state folder, written before the Reply is sent."""
+"""The ledger of what left the site: one line a Reply, in the site's state folder, written before the Reply is sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedstill.common.wire import Ask, Facts, Reply, size_of
 
 
 class LedgerError(RuntimeError):
-    """The ledger cannot be written, so that nothing may leave; the text names the file."""
+    """The ledger cannot be written, so nothing may leave; the text names the file."""
 
 
 class Ledger:
@@ -21,11 +21,11 @@ class Ledger:
         self.path, self.run = path, run
 
     def joined(self, greeting: Facts) -> None:
-        """The site says who it is."""
+        """Record that the site joined a run, and its greeting."""
         self._write({"verb": "join", "says": greeting, "bytes": size_of({}, greeting)})
 
     def leaves(self, ask: Ask, reply: Reply, privacy: Facts | None = None) -> None:
-        """A Reply is about to leave: its arrays by shape and bytes, its metrics as they are, the budget after it."""
+        """Record a Reply before it leaves: its arrays by shape and bytes, its metrics in full, the budget after it."""
         arrays = {
             name: {"type": value.dtype.name, "shape": list(value.shape), "bytes": value.nbytes}
             for name, value in reply.arrays.items()
@@ -35,7 +35,7 @@ class Ledger:
         self._write({**place, "arrays": arrays, **sizes})
 
     def refused(self, ask: Ask, error: Exception) -> None:
-        """An Ask is not answered; the reason leaves the site, and nothing else."""
+        """Record an Ask that was refused; only the reason leaves the site."""
         reason = f"{type(error).__name__}: {error}"[:2000]
         place = {"verb": ask.verb, "round": ask.settings.get("round"), "step": ask.settings.get("step")}
         self._write({**place, "refused": reason, "bytes": size_of({}, {"reason": reason})})

@@ -1,4 +1,4 @@
-"""What a site lets out, whatever the coordinator asks for: kinds of answers, verbs, bytes a run and a day."""
+"""What a site releases, whatever the coordinator asks for: kinds of answers, verbs, bytes per run and per day."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Refused(RuntimeError):
 
 
 class NotCounted(RuntimeError):
-    """The count of bytes cannot be kept, so that nothing may leave; the text names the file."""
+    """The byte count cannot be written, so nothing may leave; the text names the file."""
 
 
 def check_files(config: RunConfig, site: SiteConfig) -> None:
-    """Refuse a run that would have this site read files which the run names and the site does not."""
+    """Refuse a run that names files on this site's disk which the site itself does not name."""
     if site.limits.run_files:
         return
     own_texts = site.task is not None or (site.data is not None and site.data.public is not None)
@@ -46,20 +46,20 @@ def check_files(config: RunConfig, site: SiteConfig) -> None:
 
 
 class Gate:
-    """Stands between the node and the coordinator; the count of bytes is kept in the site's state folder."""
+    """Checks every answer between node and coordinator; keeps the byte count in the site's state folder."""
 
     def __init__(self, site: SiteConfig, run: str, folder: Path, answer: Callable[[Ask], Reply]) -> None:
         self.site, self.run, self.folder = site, run, folder
         self._answer = answer
 
     def answer(self, ask: Ask) -> Reply:
-        """The node's answer, if the limits allow it before and after it is worked out."""
+        """Return the node's answer if the limits allow it, checked before and after it is computed."""
         try:
             verb = self._allowed(ask.verb)
             limits = self.site.limits
             counted = limits.mb_per_run is not None or limits.mb_per_day is not None
             if counted:
-                self._spend(0)  # a limit that is reached already costs no work
+                self._spend(0)  # refuse before computing if a limit is already reached
             reply = self._answer(ask)
             self._check_declared(verb, reply)
             if counted:
@@ -69,7 +69,7 @@ class Gate:
         return reply
 
     def _allowed(self, name: str) -> Verb:
-        """The verb, if the limits let its answers out."""
+        """Return the verb, or refuse if the limits forbid its answers."""
         limits = self.site.limits
         if limits.verbs is not None and name not in limits.verbs:
             raise Refused(f"limits.verbs has only {', '.join(limits.verbs) or 'nothing'}")
@@ -83,13 +83,13 @@ class Gate:
         return verb
 
     def _check_declared(self, verb: Verb, reply: Reply) -> None:
-        """What is not declared does not leave, whatever a verb's function returned."""
+        """Refuse arrays that the verb does not declare, whatever its function returned."""
         extra = undeclared(verb.answer, (name.removesuffix(".bounds") for name in reply.arrays))
         if extra:
             raise Refused(f"the answer holds {extra[0]!r}, and {verb.name} does not declare it")
 
     def _spend(self, size: int) -> None:
-        """Count bytes before they leave, or refuse them; with 0, whether there is any room left."""
+        """Count bytes before they leave, or refuse them; with 0, only check that some room is left."""
         limits, day = self.site.limits, f"{datetime.now(UTC):%Y-%m-%d}"
         with self._tally() as tally:
             runs, days = tally.setdefault("runs", {}), tally.setdefault("days", {})
@@ -104,7 +104,7 @@ class Gate:
 
     @contextmanager
     def _tally(self) -> Iterator[dict[str, Any]]:
-        """What has left so far; written back if nothing was refused. Two runs of one site take turns."""
+        """Yield the byte counts so far; write them back unless the answer is refused. Runs of one site take turns."""
         path = self.folder / "sent.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ class Gate:
             ) from None
 
     def _noted(self, ask: Ask, error: Refused) -> Refused:
-        """The refusal as the coordinator hears it; the site's log has it too."""
+        """Log a refusal at the site and return it for the coordinator."""
         log.warning("site %s refuses %s of run %s: %s", self.site.name, ask.verb, self.run, error)
         return Refused(
             f"site {self.site.name} refuses {ask.verb}: {error}. Only the site's owner can change that, in site.toml; "

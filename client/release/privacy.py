@@ -1,4 +1,4 @@
-"""A site's own guard: noise on every prediction that leaves, and a budget that no run can overdraw."""
+"""A site's privacy guard: noise on every prediction that leaves, and a budget that no run can exceed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedstill.common.states import State
 from fedstill.common.wire import Ask, Facts, WireError
 
 COVERED = {"items", "logits"}
-PLAIN = {"texts"}  # a site says this already when it joins
+PLAIN = {"texts"}  # a site already sends this when it joins
 
 
 class BudgetSpent(RuntimeError):
-    """The site has told as much as it is allowed to."""
+    """The site's privacy budget is spent."""
 
 
 class Guard:
-    """Between a site's model and its Replies; what was spent lies in the site's state folder, for all its runs."""
+    """Stands between a site's model and its Replies; keeps what all runs have spent in the site's state folder."""
 
     def __init__(self, settings: PrivacyConfig, folder: Path, run: str) -> None:
         self.settings, self.folder, self.run = settings, folder, run
@@ -32,13 +32,13 @@ class Guard:
         self.path = folder / "privacy.json"
 
     def spent(self) -> dict[float, int]:
-        """How many predictions went out under each multiplier, in all runs so far."""
+        """Return how many predictions left under each noise multiplier, over all runs."""
         if not self.path.exists():
             return {}
         return {float(name): int(count) for name, count in json.loads(self.path.read_text())["uses"].items()}
 
     def cover(self, ask: Ask, arrays: State, metrics: Facts) -> tuple[State, Facts]:
-        """The arrays with noise, and the metrics with what was spent; the budget is charged before anything leaves."""
+        """Add noise to the arrays and the spent budget to the metrics; the budget is charged before anything leaves."""
         if not ask.verb.startswith("evaluate."):
             metrics = {name: value for name, value in metrics.items() if name not in ("loss", "losses")}
             telling = sorted(set(metrics) - PLAIN)
@@ -71,13 +71,13 @@ class Guard:
         return _quietly(uses, self.settings.delta)
 
     def _facts(self, uses: dict[float, int], spent: float) -> Facts:
-        told = {"noise_multiplier": self.multiplier, "clip": self.settings.clip, "delta": self.settings.delta}
+        settings = {"noise_multiplier": self.multiplier, "clip": self.settings.clip, "delta": self.settings.delta}
         rest = {"epsilon": round(spent, 6), "left": round(self.settings.epsilon - spent, 6)}
-        return {**rest, **told, "predictions": sum(uses.values())}
+        return {**rest, **settings, "predictions": sum(uses.values())}
 
 
 def _quietly(uses: dict[float, int], delta: float) -> float:
-    with warnings.catch_warnings():  # that the best order is the first or last one: the bound holds all the same
+    with warnings.catch_warnings():  # that the best order is the first or last: the bound holds all the same
         warnings.simplefilter("ignore")
         return epsilon_of(uses, delta)
 

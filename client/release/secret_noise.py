@@ -1,4 +1,4 @@
-"""Noise that only the site can draw: the server knows the run's seed, and could take seeded noise off again."""
+"""Noise that only the site can draw: the server knows the run's seed and could subtract seeded noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def secret_of(folder: Path) -> bytes:
-    """Drawn once, kept in the site's folder, readable by its owner alone."""
+    """Return the site's secret: drawn once, kept in its folder, readable by the owner alone."""
     path = folder / "secret"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -23,9 +23,9 @@ def secret_of(folder: Path) -> bytes:
 
 
 def draws(secret: bytes, hidden: np.ndarray, *place: object) -> np.random.Generator:
-    """Draws of this place in the run for what is to be hidden: the same again only where both are the same.
+    """Return a generator for this place in the run and these values: the draws repeat only where both are the same.
 
-    Were the numbers left out, asking twice at one place while the model changes would give the difference away.
+    Without the values, two Asks at one place with a changed model would reveal the difference.
     """
     digest = hashlib.sha256(len(secret).to_bytes(4, "big") + secret)
     digest.update("/".join(map(str, place)).encode("utf-8", "surrogatepass") + b"\0")

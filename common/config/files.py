@@ -1,4 +1,4 @@
-"""Configuration from TOML: files that extend files, overrides, and errors that name the key and the cure."""
+"""Configuration from TOML: files that extend files, overrides, and errors that name the key and the remedy."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Overrides = Iterable[str] | Mapping[str, Any]  # `key=value` as on the command l
 
 
 def load_run(source: str | Path, overrides: Overrides = (), root: Path | None = None) -> RunConfig:
-    """A run's configuration from a TOML file, or from TOML or JSON text, with overrides by dotted key.
+    """Load a run's configuration from a TOML file, or from TOML or JSON text, with overrides by dotted key.
 
-    A file may hold `extends = "other.toml"`, a path from its own folder: it then says only what differs from that one.
+    A file may hold `extends = "other.toml"`, a path relative to its own folder: it then holds only the differences.
     """
     values, name = read_merged_values(source, root)
     if isinstance(values.get("rows"), dict):
@@ -44,23 +44,23 @@ def load_run(source: str | Path, overrides: Overrides = (), root: Path | None = 
 
 
 def resolve_run(values: Mapping[str, Any], source: str, overrides: Overrides = ()) -> RunConfig:
-    """A run from its raw tables: sites counted out, overrides applied, every key checked."""
+    """Build a run from its raw tables: expand counted sites, apply overrides, check every key."""
     resolved = _with_counted_sites(copy.deepcopy(dict(values)), source)
     pairs = overrides.items() if isinstance(overrides, Mapping) else map(_parsed, overrides)
     for key, value in pairs:
         _assign(resolved, key, value)
-    return check(RunConfig, _with_counted_sites(resolved, source), source)  # an override may have brought a count
+    return check(RunConfig, _with_counted_sites(resolved, source), source)  # an override may have added a count
 
 
 def load_site(path: Path) -> SiteFile:
-    """A site's own configuration file; relative paths in it begin at its folder."""
+    """Load a site's own configuration file; relative paths in it start at its folder."""
     values, name = read_values(path)
     site, folder = check(SiteFile, values, name), Path(path).expanduser().resolve().parent
     return _from_folder(site, folder)
 
 
 def _from_folder(section: S, folder: Path) -> S:
-    """The same section with every relative path in it made absolute."""
+    """Return the section with every relative path made absolute."""
     changes: dict[str, Any] = {}
     for key in type(section).model_fields:
         value = getattr(section, key)
@@ -74,7 +74,7 @@ def _from_folder(section: S, folder: Path) -> S:
 
 
 def read_values(source: str | Path, root: Path | None = None) -> tuple[dict[str, Any], str]:
-    """The raw tables of a configuration, and what to call it in an error."""
+    """Return the raw tables of a configuration, and its name for errors."""
     text = str(source)
     if isinstance(source, str) and ("\n" in text or text.lstrip().startswith("{")):
         loads = json.loads if text.lstrip().startswith("{") else tomllib.loads
@@ -96,16 +96,16 @@ def read_values(source: str | Path, root: Path | None = None) -> tuple[dict[str,
 
 
 def read_merged_values(source: str | Path, root: Path | None = None) -> tuple[dict[str, Any], str]:
-    """As `read_values`, with everything that a file extends merged into it."""
+    """As `read_values`, with everything that a file extends merged in."""
     values, name = read_values(source, root)
     below: list[Path] = []
     path = Path(name)
     while "extends" in values:
-        further = values.pop("extends")
-        if not isinstance(further, str) or name == "configuration text":
+        parent = values.pop("extends")
+        if not isinstance(parent, str) or name == "configuration text":
             raise ConfigError(f'{name}:\n  extends: write the path of a TOML file, from a file: extends = "base.toml"')
         below.append(path.resolve())
-        path = path.parent / Path(further).expanduser()
+        path = path.parent / Path(parent).expanduser()
         if path.resolve() in below:
             chain = " -> ".join(each.name for each in [*below, path])
             raise ConfigError(f"{name}:\n  extends: the files extend each other in a circle ({chain}); take one out")
@@ -116,7 +116,7 @@ def read_merged_values(source: str | Path, root: Path | None = None) -> tuple[di
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merged key by key; anything else, lists too, is as the upper one has it."""
+    """Merge tables key by key; anything else, lists included, comes from the upper one."""
     result = dict(under)
     for key, value in over.items():
         beneath = result.get(key)
@@ -126,31 +126,33 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_counted_sites(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """Sites with `count = 10` as ten sites that differ in their names alone: NAME-1 to NAME-10."""
+    """Expand sites with `count = 10` into ten that differ only in name: NAME-1 to NAME-10."""
     sites = values.get("sites")
-    if not isinstance(sites, list):  # the check of the whole says what is wrong with it
+    if not isinstance(sites, list):  # the overall check reports what is wrong with it
         return values
-    every: list[Any] = []
+    expanded: list[Any] = []
     for number, site in enumerate(sites):
         if isinstance(site, dict) and "count" in site:
-            every += _counted(site, f"{source}:\n  sites.{number}")
+            expanded += _counted(site, f"{source}:\n  sites.{number}")
         else:
-            every.append(site)
-    names = [site.get("name") for site in every if isinstance(site, dict)]
+            expanded.append(site)
+    names = [site.get("name") for site in expanded if isinstance(site, dict)]
     for site in sites:
         if isinstance(site, dict) and "count" in site:
             name, count = site["name"], site["count"]
-            twice = [made for made in (f"{name}-{n}" for n in range(1, count + 1)) if names.count(made) > 1]
+            twice = [
+                candidate for candidate in (f"{name}-{n}" for n in range(1, count + 1)) if names.count(candidate) > 1
+            ]
             if twice:
                 raise ConfigError(
                     f"{source}:\n  sites: count = {count} makes {name}-1 to {name}-{count} of the site {name!r}, "
                     f"and there is another {twice[0]!r}; give one of them another name"
                 )
-    return {**values, "sites": every}
+    return {**values, "sites": expanded}
 
 
 def _counted(site: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The sites that one with a count stands for."""
+    """Return the sites that one with a count stands for."""
     count, name = site["count"], site.get("name")
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"{where}.count: write how many equal sites there are, from 1 on: count = 10 (got {count!r})")
@@ -161,7 +163,7 @@ def _counted(site: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _parsed(text: str) -> tuple[str, Any]:
-    """One `--set a.b=value`; the value is TOML, or a plain word."""
+    """Parse one `--set a.b=value`; the value is TOML, or a plain word."""
     key, separator, raw = text.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"--set {text!r}: write key=value, for example --set method.name=ds-fl")
@@ -173,7 +175,7 @@ def _parsed(text: str) -> tuple[str, Any]:
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value at a dotted key; tables on the way are made."""
+    """Set a value at a dotted key, creating tables on the way."""
     *path, last = key.split(".")
     place: Any = values
     for part in path:
@@ -187,7 +189,7 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _index(rows: list[Any], part: str, key: str) -> int:
-    """A list entry by number, or a site by its name."""
+    """Return the index of a list entry by number, or of a site by name."""
     for number, row in enumerate(rows):
         if part == str(number) or (isinstance(row, dict) and row.get("name") == part):
             return number
@@ -195,7 +197,7 @@ def _index(rows: list[Any], part: str, key: str) -> int:
 
 
 def _explain(kind: type[BaseModel], error: dict[str, Any]) -> str:
-    """One validation error as a sentence: the key, what is wrong, the near key where one is unknown."""
+    """Describe one validation error: the key, what is wrong, and the closest key if it is unknown."""
     parts = [part for part in error["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
     key = ".".join(str(part) for part in parts) or "(whole file)"
     if error["type"] == "extra_forbidden":
@@ -210,7 +212,7 @@ def _explain(kind: type[BaseModel], error: dict[str, Any]) -> str:
 
 
 def _keys_at(kind: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
-    """The keys that the table at `path` may have."""
+    """Return the keys that the table at `path` may have."""
     fields = kind.model_fields
     for part in path:
         if not isinstance(part, str) or part not in fields:
@@ -223,11 +225,11 @@ def _keys_at(kind: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """The pydantic class inside an annotation such as `list[SiteConfig]` or `LoraConfig | None`."""
+    """Return the pydantic class inside an annotation such as `list[SiteConfig]` or `LoraConfig | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in getattr(annotation, "__args__", ()):
-        found = _section_of(inner)
-        if found is not None:
-            return found
+        section = _section_of(inner)
+        if section is not None:
+            return section
     return None

@@ -8,7 +8,9 @@ from pydantic import Field
 
 from fedstill.common.config.section import Section
 
-Precision = Literal["auto", "float32", "bfloat16", "float64"]  # float64: to tell a method's mathematics from rounding
+Precision = Literal[
+    "auto", "float32", "bfloat16", "float64"
+]  # float64: to separate a method's mathematics from rounding
 
 
 class LoraConfig(Section):
@@ -16,13 +18,13 @@ class LoraConfig(Section):
 
     r: int = Field(8, ge=1)  # rank of the adapters
     alpha: int = Field(16, ge=1)  # their scale is alpha / r
-    dropout: float = Field(0.0, ge=0, lt=1)  # on the adapters' input
+    dropout: float = Field(0.0, ge=0, lt=1)  # dropout on the adapters' input
     # names of the layers that get adapters; by default peft's for this family, else all linear layers
     targets: list[str] | None = None
 
 
 class ModelConfig(Section):
-    """What `load_model` needs to know of a model."""
+    """What `load_model` needs to know about a model."""
 
     name: str
     max_length: int = Field(64, ge=4)
@@ -35,19 +37,19 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """How every learner of the run trains, unless a site or the central model says otherwise."""
 
-    # by default each model's own: 1e-3 for untrained ones, 3e-4 for small, 1e-4 for medium, 2e-5 for base ones
+    # by default the model's own: 1e-3 for untrained models, 3e-4 for small, 1e-4 for medium, 2e-5 for base ones
     learning_rate: float | None = Field(None, gt=0)
-    batch_size: int = Field(32, ge=1)  # texts in a step
-    max_length: int = Field(128, ge=4)  # tokens of a text; what is longer is cut
-    keep: Literal["start", "end"] = "start"  # of a text that is longer: a long review tells its verdict at the end
+    batch_size: int = Field(32, ge=1)  # texts per step
+    max_length: int = Field(128, ge=4)  # tokens per text; longer texts are cut
+    keep: Literal["start", "end"] = "start"  # the part of a longer text to keep: long reviews end with the verdict
     weight_decay: float = Field(0.0, ge=0)  # of AdamW
-    epoch_steps: int | None = Field(None, ge=1)  # what counts as a local epoch: so many steps instead of one pass
-    clip: float | None = Field(None, gt=0)  # the norm to which a step's gradient is cut
-    warmup: float = Field(0.0, ge=0, lt=1)  # share of a falling schedule in which the rate rises first
+    epoch_steps: int | None = Field(None, ge=1)  # steps in a local epoch, instead of one pass
+    clip: float | None = Field(None, gt=0)  # the norm to which each gradient is clipped
+    warmup: float = Field(0.0, ge=0, lt=1)  # share of a falling schedule spent on warm-up
 
 
 class LearnerConfig(Section):
-    """One model at work: the central one or a site's. Empty values come from [train]."""
+    """One model: the central one or a site's. Empty values come from [train]."""
 
     model: str = "tiny-bert"  # a built-in name (`fedstill models`), an AutoModel name, or a folder
     learning_rate: float | None = Field(None, gt=0)  # of local training; by default train.learning_rate
@@ -61,7 +63,7 @@ class LearnerConfig(Section):
     threads: int | None = Field(None, ge=1)  # CPU threads of torch; by default torch's own choice
 
     def model_settings(self, train: TrainConfig) -> ModelConfig:
-        """The part of this section that makes the model."""
+        """Return the part of this section that defines the model."""
         return ModelConfig(
             name=self.model,
             max_length=self.max_length or train.max_length,

@@ -22,14 +22,14 @@ class TaskConfig(Section):
 
     name: str = "film-reviews"  # see `fedstill tasks`; or files, hub, superglue, mixed
     train: Path | None = None  # for files: csv, tsv or jsonl
-    test: Path | None = None  # for files; by default a part of `train` is kept back
+    test: Path | None = None  # for files; by default a part of `train` is held out
     public: Path | None = None  # a file whose texts are the public ones; column `text`
     text: list[str] = Field(["text"])  # the column, or two columns of a pair
     label: str = "label"  # the column of the label
     domain: str | None = None  # the column of the domain, if there is one
-    labels: list[str] | None = None  # every label in order; by default those found in the texts
+    labels: list[str] | None = None  # every label in order; by default those in the texts
     label_words: list[str] | None = None  # what a text-to-text model writes for each label; by default the labels
-    coordinates: list[list[float]] | None = None  # a point for each label, where labels are near or far
+    coordinates: list[list[float]] | None = None  # a point for each label, where some labels are nearer than others
     metric: str | None = None  # by default the task's own, or accuracy
     hub: str | None = None  # for hub: name of the data set
     hub_config: str | None = None  # for hub: its configuration
@@ -37,7 +37,7 @@ class TaskConfig(Section):
         None  # for a task by name: its files, or a folder that has them; else FEDSTILL_DATA, else the hub
     )
     parts: list[str] | None = None  # for superglue, nli, emotions: which of its tasks; all by default
-    turns: int = Field(8, ge=0)  # for dialogues: past turns that are read with each
+    turns: int = Field(8, ge=0)  # for dialogues: past turns read with each turn
     public_task: str | None = None  # a task whose texts are the public ones, instead of a part of this one's
     own_words: bool = True  # for superglue: a task's texts are scored among that task's own words
     train_split: str = "train"  # for hub
@@ -60,11 +60,11 @@ class TaskConfig(Section):
 class DataConfig(Section):
     """Sizes of the four splits (a count, or a share below 1) and how the private one is dealt to the sites."""
 
-    private: int | float = Field(2000, ge=0)  # dealt to the sites; 0: each site has texts of its own
-    public: int | float = Field(600, ge=0)  # everybody holds these, without labels
+    private: int | float = Field(2000, ge=0)  # dealt to the sites; 0: each site has its own texts
+    public: int | float = Field(600, ge=0)  # held by everybody, without labels
     labelled: int | float = Field(100, ge=0)  # held by the server, with labels
     test: int | float = Field(400, ge=0)  # everybody is tested on these
-    test_alpha: float | None = Field(None, gt=0)  # test texts with another mix of labels than their pool has
+    test_alpha: float | None = Field(None, gt=0)  # Dirichlet parameter for another mix of labels in the test texts
     # how private texts are dealt to the sites: docs/TASKS.md
     partition: Literal[
         "iid",
@@ -77,7 +77,7 @@ class DataConfig(Section):
         "power-law",
     ] = "dirichlet"
     alpha: float = Field(1.0, ge=0)  # 0, the limit, is for dirichlet and tasks-dirichlet
-    minimum: int | float = Field(8, gt=0)  # the fewest texts of a site, or a share below 1 of an equal part
+    minimum: int | float = Field(8, gt=0)  # the fewest texts per site, or a share below 1 of an equal part
     domains: list[str] | None = None  # use only texts of these domains
     public_domains: list[str] | None = None  # the public texts come from these, and no site has them
     labelled_domains: list[str] | None = None  # likewise the server's labelled texts
@@ -89,32 +89,32 @@ class ExchangeConfig(Section):
     # stream: gRPC, about a millisecond an Ask; messages: plain Flower messages, one port less
     link: Literal["stream", "messages"] = "stream"
     listen: str = "127.0.0.1:0"  # where the server's stream listens; port 0: any free one
-    advertise: str | None = None  # how sites call that address, if it is another
+    advertise: str | None = None  # the address that sites connect to, if different
     certificate: Path | None = None  # of the stream, PEM; by default the coordinator's (`fedstill superlink`)
     key: Path | None = None  # its private key, PEM
     sites: int | None = Field(None, ge=1)  # how many must join; by default as many as [[sites]] has
-    quorum: float = Field(1.0, gt=0)  # how many must answer: a share up to 1, or a number above
-    join_deadline: float = Field(180.0, gt=0)  # for all sites to join
+    quorum: float = Field(1.0, gt=0)  # how many sites must answer: a share up to 1, or a number above
+    join_deadline: float = Field(180.0, gt=0)  # until all sites have joined
     train_deadline: float = Field(3600.0, gt=0)  # for any other Ask, such as local training
     step_deadline: float = Field(300.0, gt=0)  # for a quick Ask: one batch, a checkpoint
-    reconnect: float = Field(60.0, ge=0)  # how long a broken stream may take to come back
+    reconnect: float = Field(60.0, ge=0)  # how long a broken stream may take to reconnect
     keep_alive: float = Field(20.0, gt=0)  # between two pings on an idle stream
-    predictions: Literal["float32", "float16", "int8"] = "float32"  # in how many bytes they travel
-    max_frame_mb: int = Field(2048, ge=1)  # the largest message that is accepted
+    predictions: Literal["float32", "float16", "int8"] = "float32"  # encoding of predictions on the wire
+    max_frame_mb: int = Field(2048, ge=1)  # the largest message accepted
     session_hours: float = Field(72.0, gt=0)  # how long a join message, and so a session, may last
 
 
 class SimulationConfig(Section):
-    """What one simulated client takes; `cpus` and `gpus` are what Ray may deal out in all.
+    """Resources of one simulated client; `cpus` and `gpus` are what Ray may hand out in total.
 
     Ray's CPUs are shares, not cores: more of them than the machine has lets more clients live at the same time.
-    Flower takes whole CPUs a client, and any share of a GPU.
+    Flower takes whole CPUs per client, and any share of a GPU.
     """
 
-    client_cpus: int = Field(1, ge=1)  # of one client
-    client_gpus: float = Field(0.0, ge=0)  # of one client; 0.25 lets four share a GPU
-    cpus: int | None = Field(None, ge=1)  # in all; by default the machine's
-    gpus: int | None = Field(None, ge=0)  # in all; by default the machine's
+    client_cpus: int = Field(1, ge=1)  # per client
+    client_gpus: float = Field(0.0, ge=0)  # per client; 0.25 lets four share a GPU
+    cpus: int | None = Field(None, ge=1)  # in total; by default the machine's
+    gpus: int | None = Field(None, ge=0)  # in total; by default the machine's
 
 
 class ReportConfig(Section):
@@ -123,7 +123,7 @@ class ReportConfig(Section):
     alone: bool = True  # train a copy of each site's model on its own texts only
     centralized: bool = True  # train the central model on all private texts in one place
     centralized_epochs: int | None = Field(None, ge=1)  # by default as many as a site trains: rounds x local epochs
-    evaluate: Literal["rounds", "end"] = "rounds"  # test after every round, or before the first and after the last only
+    evaluate: Literal["rounds", "end"] = "rounds"  # test after every round, or only before the first and after the last
 
 
 class MethodConfig(BaseModel):
@@ -140,7 +140,7 @@ class MethodConfig(BaseModel):
 
 
 class RunConfig(Section):
-    """Everything a run is told. `fedstill run CONFIG.toml` reads it, the run folder keeps it."""
+    """A run's whole configuration. `fedstill run CONFIG.toml` reads it, the run folder keeps it."""
 
     name: str = Field("run", pattern=f"^{NAME}$")  # the run's folder is NAME-DATE
     seed: int = Field(1, ge=0)  # every draw follows from it
@@ -176,13 +176,13 @@ class RunConfig(Section):
 
     @property
     def expected_sites(self) -> int:
-        """How many sites must join before the first round."""
+        """The number of sites that must join before the first round."""
         return self.exchange.sites or len(self.sites)
 
     def to_json(self) -> str:
-        """One line of JSON, as it travels to the sites."""
+        """Return one line of JSON, as sent to the sites."""
         return self.model_dump_json(exclude_none=True)
 
     def to_toml(self) -> str:
-        """The resolved configuration as a person reads it."""
+        """Return the resolved configuration as TOML."""
         return tomli_w.dumps(json.loads(self.to_json()))

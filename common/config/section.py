@@ -1,4 +1,4 @@
-"""A table of a configuration file, and what an unusable one raises."""
+"""A table of a configuration file, and the error that an unusable one raises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LONGEST_NAME = 64  # of a site
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the text says which key and what to write instead."""
+    """A configuration cannot be used; the text names the key and what to write instead."""
 
 
 class Section(BaseModel):

@@ -26,7 +26,7 @@ class SiteData(Section):
 
 
 Kind = Literal["classification", "question-answering", "summarisation", "question-generation"]
-COLUMNS: dict[str, tuple[list[str], str]] = {  # of each kind: the texts that are read, and what is wanted
+COLUMNS: dict[str, tuple[list[str], str]] = {  # for each kind: the input columns, and the target column
     "classification": (["text"], "label"),
     "question-answering": (["question", "context"], "answer"),
     "summarisation": (["text"], "summary"),
@@ -40,22 +40,22 @@ class SiteTask(Section):
     `name` takes a known data set (`fedstill tasks`) in the place of `kind` and `train`.
     """
 
-    kind: Kind  # what is learned; a known data set has its own
+    kind: Kind  # the kind of task; a known data set has its own
     name: str | None = None  # a known data set, instead of `train`
     folder: Path | None = None  # of a known data set: its files; else FEDSTILL_DATA, else the hub
     share: tuple[int, int] | None = None  # (2, 3): the second of three equal slices of the training texts
     train: Path | None = None  # csv, tsv or jsonl
-    test: Path | None = None  # by default a tenth of `train` is kept back
-    text: list[str] = Field([])  # columns; the kind has names for them
-    target: str = ""  # the column of what is learned; the kind has a name for it
-    labels: list[str] | None = None  # of classification; by default those found in the texts
-    target_length: int = Field(64, ge=4)  # tokens that are learned of a text to write
+    test: Path | None = None  # by default a tenth of `train` is held out
+    text: list[str] = Field([])  # columns; by default the kind's names
+    target: str = ""  # the target column; by default the kind's name
+    labels: list[str] | None = None  # of classification; by default those in the texts
+    target_length: int = Field(64, ge=4)  # tokens of a target text in training
     query_length: int = Field(64, ge=4)  # tokens of a question
-    stride: int = Field(32, ge=1)  # tokens that two windows of a long passage share
-    beams: int = Field(5, ge=1)  # of the search when a text is written
-    length_penalty: float = 2.0  # of that search
-    fewest: int = Field(1, ge=1)  # tokens that are written at least
-    most: int = Field(100, ge=1)  # tokens that are written at most
+    stride: int = Field(32, ge=1)  # tokens shared by two windows of a long passage
+    beams: int = Field(5, ge=1)  # of beam search
+    length_penalty: float = 2.0  # of beam search
+    fewest: int = Field(1, ge=1)  # fewest tokens generated
+    most: int = Field(100, ge=1)  # most tokens generated
     label_smoothing: float = Field(0.1, ge=0, lt=1)  # of texts to write
 
     @field_validator("text", mode="before")
@@ -97,7 +97,7 @@ Leaving = Literal["predictions", "counts", "features", "weights"]
 
 
 class LimitsConfig(Section):
-    """What a site lets out, whatever a run asks for; counts and losses of a few numbers always may."""
+    """What a site releases, whatever a run asks for; counts and losses of a few numbers may always leave."""
 
     # the kinds of answers that may leave
     leave: list[Leaving] = Field(["predictions", "counts", "features", "weights"])
@@ -110,9 +110,9 @@ class LimitsConfig(Section):
 class PrivacyConfig(Section):
     """Noise on the predictions that leave a site, and how much they may tell in all its runs (docs/PRIVACY.md)."""
 
-    epsilon: float = Field(gt=0)  # the budget: when it is spent the site refuses to predict
+    epsilon: float = Field(gt=0)  # the budget: once it is spent the site refuses to predict
     delta: float = Field(1e-5, gt=0, lt=1)  # of (epsilon, delta)-differential privacy
-    clip: float = Field(1.0, gt=0)  # the norm to which each text's logits, less their mean, are cut
+    clip: float = Field(1.0, gt=0)  # the norm to which each text's centred logits are clipped
     noise_multiplier: float | None = Field(None, gt=0)  # the noise in units of 2 clip ...
     predictions: int | None = Field(None, ge=1)  # ... or for how many predictions the budget is to last
 
@@ -144,7 +144,7 @@ class SiteFile(SiteConfig):
     private_key: Path | None = None  # the site's key (`fedstill keys new`)
     insecure: bool = False  # no TLS and no key: for a trial on one machine
     port: int | None = Field(None, ge=1, le=65535)  # of the SuperNode's own processes, on loopback; any free one
-    health: str | None = None  # address at which the SuperNode says that it lives
+    health: str | None = None  # address of the SuperNode's health service
     labels: list[str] | None = None  # of the runs that this site takes part in; the check counts texts of each
     public_hash: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")  # SHA-256 of data.public, as agreed
 

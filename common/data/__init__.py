@@ -1,1 +1,1 @@
-"""Texts: tasks that bring them, the parts a run cuts them into, and who gets which."""
+"""Texts: tasks, the splits of a run, and each site's share."""

@@ -1,4 +1,4 @@
-"""What each party holds of a run's texts, worked out from the run's configuration alone, the same way everywhere."""
+"""Each party's share of a run's texts, computed from the run's configuration alone, the same way everywhere."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Allocation:
 
 
 def allocate(config: RunConfig) -> Allocation:
-    """The run's texts, dealt out."""
+    """Split the run's texts and deal them to the sites."""
     dealt = [site.model_dump(mode="json", include={"name", "data"}) for site in config.sites]
-    told = config.model_dump(mode="json", include={"seed", "task", "data"})
-    return _deal(json.dumps({**told, "sites": dealt}))
+    settings = config.model_dump(mode="json", include={"seed", "task", "data"})
+    return _deal(json.dumps({**settings, "sites": dealt}))
 
 
 @lru_cache(maxsize=2)
-def _deal(told: str) -> Allocation:
-    config = RunConfig.model_validate_json(told)
+def _deal(settings: str) -> Allocation:
+    config = RunConfig.model_validate_json(settings)
     task, pools = load_task(config.task)
     splits = make_splits(pools, config.data, config.seed)
     dealt = [site for site in config.sites if site.data is None]
@@ -55,7 +55,7 @@ class SiteTexts:
 
 
 def site_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
-    """The texts of one site: its own files where it has some, else its share of the run's."""
+    """Return one site's texts: its own files if it has any, else its share of the run's."""
     if site.data is not None:
         return _own_texts(config, site)
     held = allocate(config)
@@ -69,13 +69,13 @@ def site_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
 
 
 def _own_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
-    """Files on the site's disk; a tenth of the private texts is kept back as the site's own test."""
+    """Read the files on the site's disk; a tenth of the private texts is held out as the site's own test."""
     assert site.data is not None
     if config.task.name == "files" and config.task.labels is None:
         raise TaskError("a run whose sites bring their own files must list task.labels, so that all number them alike")
     known = TASKS.get(config.task.name)
     labels = config.task.labels or list(known.labels if known is not None else allocate(config).task.labels)
-    own = TaskConfig(
+    settings = TaskConfig(
         name="files",
         train=site.data.private,
         public=site.data.public,
@@ -86,9 +86,9 @@ def _own_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
         metric=config.task.metric or (known.metric if known is not None else None),
         coordinates=config.task.coordinates,
     )
-    if known is not None and own.coordinates is None:
-        own = own.model_copy(update={"coordinates": [list(point) for point in known.coordinates] or None})
-    task, pools = load_task(own)
+    if known is not None and settings.coordinates is None:
+        settings = settings.model_copy(update={"coordinates": [list(point) for point in known.coordinates] or None})
+    task, pools = load_task(settings)
     held_out = make_splits(Pools(pools.train), config.data.model_copy(update=_own_sizes(len(pools.train))), config.seed)
     public = (
         allocate(config).splits.public if pools.public is None else public_texts(pools.public, config.data, config.seed)

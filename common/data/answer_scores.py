@@ -1,4 +1,4 @@
-"""How written answers are scored: exact match and F1 (SQuAD), ROUGE, BLEU-4 and METEOR; all between 0 and 1."""
+"""Scores of written answers: exact match and F1 (SQuAD), ROUGE, BLEU-4 and METEOR; all between 0 and 1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-Answers = Sequence[Sequence[str]]  # of every item, each answer that counts as right
+Answers = Sequence[Sequence[str]]  # for every item, the answers that count as right
 
 
 def normal(text: str) -> str:
@@ -18,21 +18,21 @@ def normal(text: str) -> str:
 
 
 def exact_match(guess: str, right: str) -> float:
-    """1 where both have one normal form."""
+    """Return 1 if both have the same normal form."""
     return float(normal(guess) == normal(right))
 
 
 def token_f1(guess: str, right: str) -> float:
     """The harmonic mean of precision and recall of words in normal form."""
-    said, true = normal(guess).split(), normal(right).split()
-    if not said or not true:
-        return float(said == true)
-    common = sum((Counter(said) & Counter(true)).values())
-    return 2 * common / (len(said) + len(true))
+    guessed, true = normal(guess).split(), normal(right).split()
+    if not guessed or not true:
+        return float(guessed == true)
+    common = sum((Counter(guessed) & Counter(true)).values())
+    return 2 * common / (len(guessed) + len(true))
 
 
 def answer_scores(guesses: Sequence[str], answers: Answers) -> dict[str, float]:
-    """Exact match and F1, each against the nearest of the right answers."""
+    """Return exact match and F1, each against the closest right answer."""
     pairs = list(zip(guesses, answers, strict=True))
     best = {
         "exact_match": [max(exact_match(guess, right) for right in every) for guess, every in pairs],
@@ -46,8 +46,8 @@ def rouge(guesses: Sequence[str], references: Sequence[str], kinds: Sequence[str
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(list(kinds), use_stemmer=True)
-    found = [scorer.score(right, guess) for guess, right in zip(guesses, references, strict=True)]
-    return {kind: float(sum(one[kind].fmeasure for one in found) / max(1, len(found))) for kind in kinds}
+    scored = [scorer.score(right, guess) for guess, right in zip(guesses, references, strict=True)]
+    return {kind: float(sum(one[kind].fmeasure for one in scored) / max(1, len(scored))) for kind in kinds}
 
 
 def bleu4(guesses: Sequence[str], references: Sequence[str]) -> float:
@@ -58,7 +58,7 @@ def bleu4(guesses: Sequence[str], references: Sequence[str]) -> float:
 
 
 def meteor(guesses: Sequence[str], references: Sequence[str]) -> float:
-    """Mean METEOR by nltk, with exact and stem matches. Synonyms would need a download of WordNet: there are none."""
+    """Mean METEOR by nltk, with exact and stem matches. Synonyms would need a WordNet download, so there are none."""
     from nltk.translate.meteor_score import meteor_score
 
     none: Any = _NoSynonyms()
@@ -72,7 +72,7 @@ def _words(text: str) -> list[str]:
 
 
 class _NoSynonyms:
-    """Stands for WordNet where nltk looks for synonyms."""
+    """Replaces WordNet where nltk looks up synonyms."""
 
     def synsets(self, word: str) -> list[Any]:
         return []
@@ -85,5 +85,5 @@ def summary_scores(guesses: Sequence[str], references: Sequence[str]) -> dict[st
 
 def question_scores(guesses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """ROUGE-L, BLEU-4 and METEOR."""
-    found = rouge(guesses, references, ("rougeL",))
-    return {**found, "bleu4": bleu4(guesses, references), "meteor": meteor(guesses, references)}
+    scores = rouge(guesses, references, ("rougeL",))
+    return {**scores, "bleu4": bleu4(guesses, references), "meteor": meteor(guesses, references)}

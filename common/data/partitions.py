@@ -1,4 +1,4 @@
-"""Who gets which rows of the private texts. Pure functions of the rows and a seed."""
+"""How private texts are dealt to the sites. Pure functions of the rows and a seed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _dirichlet(private: TextSet, sites: int, alpha: float, rng: np.random.Genera
 
 
 def _skewed(rows: Rows, labels: Rows, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """Sites take one row each in turn, of a class drawn from their own q_k, until the rows are used up."""
+    """Deal rows to sites in turn, each of a class drawn from the site's own q_k, until the rows are used up."""
     classes, counts = np.unique(labels[rows], return_counts=True)
     wishes = rng.dirichlet(alpha * counts / counts.sum(), size=sites)
     stock = [list(rng.permutation(rows[labels[rows] == label])) for label in classes]
@@ -76,7 +76,7 @@ def _skewed(rows: Rows, labels: Rows, sites: int, alpha: float, rng: np.random.G
     for number, draw in enumerate(rng.random(len(rows))):
         site = number % sites
         left = np.array([wish if kind else 0.0 for wish, kind in zip(wishes[site], stock, strict=True)])
-        if left.sum() <= 0:  # every class this site wished for is used up
+        if left.sum() <= 0:  # every class that this site wants is used up
             left = np.array([float(len(kind)) for kind in stock])
         bounds = np.cumsum(left)
         label = int(np.searchsorted(bounds, draw * bounds[-1], side="right"))
@@ -108,7 +108,7 @@ def _domain_dirichlet(private: TextSet, sites: int, alpha: float, rng: np.random
 
 
 def _tasks_dirichlet(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """Site k wishes for domains by q_k ~ Dir(alpha * 1); a domain is cut over the sites as they wish for it.
+    """Site k wants domains by q_k ~ Dir(alpha * 1); a domain is divided among the sites in proportion.
 
     At 0, the limit, a site has one domain, as in `domain`.
     """
@@ -138,22 +138,22 @@ def _by_domain(private: TextSet, sites: int, cut: Callable[[Rows, int], list[Row
 
 def _slices(kinds: NDArray[Any], sites: int, cut: Callable[[Rows, int], list[Rows]]) -> list[Rows]:
     """Site k gets kind k modulo their number; sites of one kind share it by `cut`."""
-    found = np.unique(kinds)
+    distinct = np.unique(kinds)
     shares: list[Rows] = [np.empty(0, np.int64)] * sites
-    for number, kind in enumerate(found):
-        members = range(number, sites, len(found))
+    for number, kind in enumerate(distinct):
+        members = range(number, sites, len(distinct))
         for site, share in zip(members, cut(np.flatnonzero(kinds == kind), len(members)), strict=True):
             shares[site] = share
     return shares
 
 
 def _quantity(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """By chance, with sizes ~ Dir(alpha * 1)."""
+    """Deal at random, with sizes ~ Dir(alpha * 1)."""
     return _of_sizes(len(private), rng.dirichlet(np.full(sites, alpha)), rng)
 
 
 def _power_law(private: TextSet, sites: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """By chance; the k-th largest site has 1/k^alpha of the largest's texts, and which site that is, is drawn."""
+    """Deal at random; the k-th largest site has 1/k^alpha of the largest's texts, in a random order of sites."""
     sizes = rng.permutation(np.arange(1, sites + 1) ** -alpha)
     return _of_sizes(len(private), sizes / sizes.sum(), rng)
 
@@ -181,6 +181,6 @@ PARTITIONERS: dict[str, Callable[[TextSet, int, float, np.random.Generator], lis
 
 
 def counts(kinds: Sequence[Any] | Rows, shares: Sequence[Rows], known: Sequence[Any]) -> NDArray[np.int64]:
-    """How many rows of each known kind (label, domain) each site has: sites x kinds."""
+    """Count the rows of each known kind (label, domain) at each site: sites x kinds."""
     column = np.asarray(kinds)
     return np.array([[int((column[share] == kind).sum()) for kind in known] for share in shares], np.int64)

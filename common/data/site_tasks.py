@@ -1,4 +1,4 @@
-"""A site's own task: its files turned into what the model learns from, and its test texts scored. Stays at the site."""
+"""A site's own task: turns its files into training examples and scores its test texts. Stays at the site."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TESTED_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Item:
-    """One text of a task: what is read, the answers that count as right, and where in a passage the first begins."""
+    """One text of a task: the input, the answers that count as right, and where in a passage the first begins."""
 
     text: Text
     answers: tuple[str, ...]
@@ -34,7 +34,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs with what is wanted for each: a number, a pair of places, or tokens."""
+    """Inputs with the target of each: a number, a pair of positions, or tokens."""
 
     inputs: Encoded
     name: str
@@ -44,16 +44,16 @@ class Examples:
         return len(self.inputs)
 
     def batch(self, rows: Rows) -> dict[str, Tensor]:
-        """The rows as tensors, with what is wanted under its name."""
-        found = self.inputs.batch(rows)
+        """Return the rows as tensors, with the targets under their name."""
+        inputs = self.inputs.batch(rows)
         wanted = [self.wanted[row] for row in rows]
         if self.name == "targets":
-            return {**found, "targets": padded(wanted, IGNORED)}
-        return {**found, self.name: torch.from_numpy(np.stack(wanted))}
+            return {**inputs, "targets": padded(wanted, IGNORED)}
+        return {**inputs, self.name: torch.from_numpy(np.stack(wanted))}
 
 
 def read_items(task: SiteTask, seed: int) -> tuple[list[Item], list[Item]]:
-    """Training and test texts of the site's files; without a test file every tenth of a drawn order is kept back."""
+    """Read training and test texts from the site's files; without a test file a random tenth is held out."""
     learned, tested = _known_rows(task) if task.name is not None else _file_rows(task)
     train = [_item(task, row, number) for number, row in enumerate(learned, start=1)]
     if tested:
@@ -70,13 +70,13 @@ def _file_rows(task: SiteTask) -> tuple[list[Row], list[Row]]:
 
 
 def _known_rows(task: SiteTask) -> tuple[list[Row], list[Row]]:
-    """A known data set's rows, or the site's slice; shuffled where classes may lie one behind the other."""
+    """Return a known data set's rows, or the site's slice; shuffled where rows may be sorted by class."""
     learned, tested = site_rows(str(task.name), task.folder)
     if task.kind == "classification":
         learned = [learned[n] for n in np.random.default_rng(0).permutation(len(learned))]
     if task.share is not None:
-        number, of = task.share
-        learned = learned[len(learned) * (number - 1) // of : len(learned) * number // of]
+        number, slices = task.share
+        learned = learned[len(learned) * (number - 1) // slices : len(learned) * number // slices]
     return learned, tested if task.test is None else _rows(task, task.test)
 
 
@@ -94,8 +94,8 @@ def _rows(task: SiteTask, path: Any) -> list[Row]:
 
 def _item(task: SiteTask, row: Mapping[str, Any], number: int) -> Item:
     parts = [str(row[name]) for name in task.text]
-    said = row[task.target]
-    answers = tuple(str(answer) for answer in said) if isinstance(said, list) else (str(said),)
+    target = row[task.target]
+    answers = tuple(str(answer) for answer in target) if isinstance(target, list) else (str(target),)
     start = -1
     if task.kind == "question-answering":
         start = int(row.get("answer_start", -1))
@@ -109,7 +109,7 @@ def _item(task: SiteTask, row: Mapping[str, Any], number: int) -> Item:
 
 
 class Work:
-    """A task with its texts, as a model of some tokenizer sees them."""
+    """A task with its texts, encoded for a model's tokenizer."""
 
     def __init__(self, task: SiteTask, seed: int) -> None:
         self.task = task
@@ -118,20 +118,20 @@ class Work:
         if task.kind == "classification":
             known = [] if task.name is None else list(TASKS[task.name].labels)
             self.labels = task.labels or known or sorted({item.answers[0] for item in self.train})
-            strange = sorted({item.answers[0] for item in [*self.train, *self.test]} - set(self.labels))
-            if strange or len(self.labels) < 2:
+            unknown = sorted({item.answers[0] for item in [*self.train, *self.test]} - set(self.labels))
+            if unknown or len(self.labels) < 2:
                 raise TaskError(
-                    f"{task.name or task.train}: labels {self.labels}, and {strange or 'no second one'} beside them; "
+                    f"{task.name or task.train}: labels {self.labels}, and {unknown or 'no second one'} beside them; "
                     "list every label in task.labels"
                 )
 
     @property
     def outputs(self) -> int:
-        """How many numbers the private classifier gives: a class each, or the two ends of an answer."""
+        """The width of the private classifier: one per class, or the two ends of an answer."""
         return len(self.labels) or (2 if self.task.kind == "question-answering" else 0)
 
     def examples(self, model: MixedModel) -> Examples:
-        """The training texts with what is wanted."""
+        """Return the training texts with their targets."""
         kind = self.task.kind
         if kind == "question-answering":
             windows = Windows(model, self.task, self.train)
@@ -148,7 +148,7 @@ class Work:
         return np.array([*ids, *model.last], np.int64)
 
     def scores(self, model: MixedModel) -> dict[str, float]:
-        """The metrics of this kind of task on the test texts."""
+        """Return the metrics of this kind of task on the test texts."""
         model.eval()
         with torch.inference_mode():
             if self.task.kind == "question-answering":
@@ -171,13 +171,13 @@ def _on(model: MixedModel, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Windows:
-    """Questions with passages, long ones in windows that overlap."""
+    """Questions with passages; long passages in overlapping windows."""
 
     def __init__(self, model: MixedModel, task: SiteTask, items: Sequence[Item]) -> None:
         self.items = items
         questions = [_cut(model.tokenizer, item.text[0], task.query_length) for item in items]
         side, model.tokenizer.truncation_side = model.tokenizer.truncation_side, "right"
-        found = model.tokenizer(
+        encoded = model.tokenizer(
             questions,
             [item.text[1] for item in items],
             truncation="only_second",
@@ -188,21 +188,21 @@ class Windows:
             verbose=False,
         )
         model.tokenizer.truncation_side = side
-        self.item = list(found["overflow_to_sample_mapping"])
-        self.offsets = found["offset_mapping"]
-        self.passage = [[part == 1 for part in found.sequence_ids(n)] for n in range(len(self.item))]
-        names = [name for name in ("input_ids", "token_type_ids") if name in found]
-        lengths = [len(row) for row in found["input_ids"]]
+        self.item = list(encoded["overflow_to_sample_mapping"])
+        self.offsets = encoded["offset_mapping"]
+        self.passage = [[part == 1 for part in encoded.sequence_ids(n)] for n in range(len(self.item))]
+        names = [name for name in ("input_ids", "token_type_ids") if name in encoded]
+        lengths = [len(row) for row in encoded["input_ids"]]
         padding = {"input_ids": model.tokenizer.pad_token_id or 0, "token_type_ids": 0}
         self.inputs = Encoded(
-            {name: np.concatenate([np.array(row, np.int32) for row in found[name]]) for name in names},
+            {name: np.concatenate([np.array(row, np.int32) for row in encoded[name]]) for name in names},
             np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
             {name: padding[name] for name in names},
             False,
         )
 
     def spans(self) -> list[NDArray[np.int64]]:
-        """First and last token of the answer in each window; both 0 where it is not in the window."""
+        """Return first and last token of the answer in each window; both 0 where the window lacks it."""
         return [self._span(number) for number in range(len(self.item))]
 
     def _span(self, number: int) -> NDArray[np.int64]:
@@ -217,16 +217,16 @@ class Windows:
         return np.array([inside[0], inside[-1]] if whole else [0, 0], np.int64)
 
     def answers(self, model: MixedModel) -> list[str]:
-        """The likeliest span of each item over all of its windows."""
+        """Return the likeliest span of each item over all its windows."""
         best = [(-np.inf, "")] * len(self.items)
         for first in range(0, len(self.item), TESTED_AT_ONCE):
             rows = range(first, min(first + TESTED_AT_ONCE, len(self.item)))
             both = model.span_scores(_on(model, self.inputs.batch(rows))).cpu().numpy().astype(np.float64)
             for row, scores in zip(rows, both, strict=True):
                 number = self.item[row]
-                found = self._likeliest(row, scores)
-                if found[0] > best[number][0]:
-                    best[number] = found
+                span = self._likeliest(row, scores)
+                if span[0] > best[number][0]:
+                    best[number] = span
         return [text for _, text in best]
 
     def _likeliest(self, row: int, scores: NDArray[np.float64]) -> tuple[float, str]:
@@ -243,14 +243,14 @@ class Windows:
 
 
 def _cut(tokenizer: Any, text: str, length: int) -> str:
-    """The beginning of a question, at most so many tokens of it."""
+    """Cut a question to so many tokens."""
     offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     return text if len(offsets) <= length else text[: offsets[length - 1][1]]
 
 
 def padded(rows: Sequence[NDArray[np.int64]], fill: int) -> Tensor:
-    """Rows of different lengths as one matrix."""
-    found = np.full((len(rows), max(map(len, rows))), fill, np.int64)
+    """Pad rows of different lengths into one matrix."""
+    matrix = np.full((len(rows), max(map(len, rows))), fill, np.int64)
     for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return torch.from_numpy(found)
+        matrix[place, : len(row)] = row
+    return torch.from_numpy(matrix)

@@ -1,4 +1,4 @@
-"""Texts of a task and the four parts that a run cuts them into. All pure functions of the rows and a seed."""
+"""A task's texts and the four splits of a run. All pure functions of the rows and a seed."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class TextSet:
         )
 
     def without_labels(self) -> TextSet:
-        """The same texts, labels forgotten."""
+        """Return the same texts without labels."""
         return TextSet(self.texts, None, self.domains)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the texts in order; labels and domains have no part in it."""
+        """Return the SHA-256 of the texts in order; labels and domains do not count."""
         digest = hashlib.sha256(b"fedstill texts 1")
         for text in self.texts:
             parts = (text,) if isinstance(text, str) else text
@@ -65,7 +65,7 @@ class TextSet:
 
 @dataclass(frozen=True)
 class Pools:
-    """What a task's source holds before anybody's share is cut from it; `dropped` counts rows left out, by reason."""
+    """What a task's source holds before it is split; `dropped` counts skipped rows by reason."""
 
     train: TextSet
     test: TextSet | None = None
@@ -86,11 +86,11 @@ class Splits:
 def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     """Cut the pools into four disjoint parts, each with the labels and domains in the pool's proportions.
 
-    A size is a count or a fraction of the pool it is cut from. A test or public pool of its own gives at most what it
+    A size is a count or a fraction of the pool it is cut from. A separate test or public pool gives at most what it
     has; what is cut from the train pool must be there in full.
     """
     train = _of_domains(pools.train, data.domains)
-    test = None if pools.test is None else _those_of_domains(pools.test, data.domains)
+    test = None if pools.test is None else _of_present_domains(pools.test, data.domains)
     if test is None and data.test_alpha is not None:
         raise DataError("data.test_alpha draws from a test set, and the task has none of its own; take it out")
     if data.public_domains or data.labelled_domains:
@@ -123,9 +123,9 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
 
 
 def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
-    """Public and labelled texts from domains that no site has; each part at most what its domains have.
+    """Take public and labelled texts from domains that no site has; each part gets at most what its domains have.
 
-    The public domains are not tested on: there are no labels of them.
+    The public domains are not tested: they have no labels.
     """
     train, apart = pools.train, [*(data.public_domains or ()), *(data.labelled_domains or ())]
     if len(set(apart)) < len(apart):
@@ -134,7 +134,7 @@ def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
         raise DataError("data.public_domains and data.labelled_domains need texts with domains; name task.domain")
     if pools.public is not None and data.public_domains:
         raise DataError("data.public_domains, and the public texts come from elsewhere; take one of them out")
-    _of_domains(train, apart)  # are they there?
+    _of_domains(train, apart)  # refuses unknown domains
     rest = [domain for domain in dict.fromkeys(train.domains) if domain not in apart]
     tested = [domain for domain in dict.fromkeys(train.domains) if domain not in (data.public_domains or ())]
     free = np.ones(len(train), bool)
@@ -149,11 +149,9 @@ def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
     if pools.test is None:
         test = cut("test", tested, data.test)
     else:
-        there = pools.test
-        there = (
-            there if there.domains is None else there.select(np.flatnonzero(np.isin(np.array(there.domains), tested)))
-        )
-        test = _test_texts(there, data, seed)
+        pool = pools.test
+        pool = pool if pool.domains is None else pool.select(np.flatnonzero(np.isin(np.array(pool.domains), tested)))
+        test = _test_texts(pool, data, seed)
     if pools.public is None:
         public = cut("public", data.public_domains or rest, data.public)
     else:
@@ -164,45 +162,45 @@ def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
 
 
 def _test_texts(pool: TextSet, data: DataConfig, seed: int) -> TextSet:
-    """At most what the pool has, in its mix of labels and domains, or with labels mixed by Dirichlet(test_alpha)."""
+    """Take at most the whole pool, in its mix of labels and domains, or with labels mixed by Dirichlet(test_alpha)."""
     rng, size = _draws(seed, "test"), min(_count("test", data.test, len(pool)), len(pool))
     if data.test_alpha is None:
         return pool.select(_stratified_order(pool, rng)[:size])
     if pool.labels is None:
         raise DataError("data.test_alpha mixes labels, and the test texts have none; take it out")
-    _, classes, there = np.unique(pool.labels, return_inverse=True, return_counts=True)
-    shares = rng.dirichlet([data.test_alpha] * len(there))
-    # One by one without putting back, each text as likely as its class is wished for (Efraimidis and Spirakis 2006).
-    turns = rng.exponential(size=len(pool)) / np.maximum(shares / there, 1e-300)[classes]
+    _, classes, counts = np.unique(pool.labels, return_inverse=True, return_counts=True)
+    shares = rng.dirichlet([data.test_alpha] * len(counts))
+    # Draw without replacement, each text in proportion to its class's share (Efraimidis and Spirakis 2006).
+    turns = rng.exponential(size=len(pool)) / np.maximum(shares / counts, 1e-300)[classes]
     return pool.select(np.argsort(turns)[:size])
 
 
 def public_texts(pool: TextSet, data: DataConfig, seed: int) -> TextSet:
-    """The public texts that everybody who holds the same public file works out alike, whatever columns it reads."""
+    """Return the public texts, the same for everybody with the same public file, whatever columns are read."""
     size = min(_count("public", data.public, len(pool)), len(pool))
     return pool.select(_draws(seed, "public").permutation(len(pool))[:size]).without_labels()
 
 
 def _draws(seed: int, name: str) -> np.random.Generator:
-    """Draws that depend on the seed and on which part is cut, not on which other parts there are."""
+    """Return a generator that depends on the seed and the part, not on which other parts exist."""
     return np.random.default_rng([seed, 1 + ("test", "public", "labelled", "private").index(name)])
 
 
 def _of_domains(pool: TextSet, domains: list[str] | None) -> TextSet:
-    # A pool that names no domains (a public file, say) belongs to all of them.
+    # A pool without domains (a public file, say) belongs to all of them.
     if not domains or pool.domains is None:
         return pool
-    there = sorted(set(pool.domains))
-    absent = [domain for domain in domains if domain not in there]
+    present = sorted(set(pool.domains))
+    absent = [domain for domain in domains if domain not in present]
     if absent:
-        raise DataError(f"data.domains names {', '.join(absent)}, but the texts have only: {', '.join(there)}")
+        raise DataError(f"data.domains names {', '.join(absent)}, but the texts have only: {', '.join(present)}")
     return pool.select([row for row, domain in enumerate(pool.domains) if domain in domains])
 
 
-def _those_of_domains(pool: TextSet, domains: list[str] | None) -> TextSet:
-    """As `_of_domains`, of a test pool that may lack some of them, but not all."""
-    there = None if not domains or pool.domains is None else [name for name in domains if name in pool.domains]
-    return _of_domains(pool, domains if there == [] else there)
+def _of_present_domains(pool: TextSet, domains: list[str] | None) -> TextSet:
+    """As `_of_domains`, for a test pool that may lack some of them, but not all."""
+    present = None if not domains or pool.domains is None else [name for name in domains if name in pool.domains]
+    return _of_domains(pool, domains if present == [] else present)
 
 
 def _count(name: str, wanted: int | float, available: int) -> int:
@@ -212,7 +210,7 @@ def _count(name: str, wanted: int | float, available: int) -> int:
 
 
 def _stratified_order(texts: TextSet, rng: np.random.Generator) -> Rows:
-    """A random order in which every run of rows has about the same mix of labels and domains as the whole."""
+    """Return a random order in which every stretch of rows has about the whole's mix of labels and domains."""
     place = np.empty(len(texts))
     for rows in _strata(texts):
         place[rng.permutation(rows)] = (np.arange(len(rows)) + rng.random()) / len(rows)

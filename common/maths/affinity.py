@@ -1,4 +1,4 @@
-"""ATC's formulas: who is near whom by their updates, and what is made of it (Dong et al. 2023, eqs. 2 to 4)."""
+"""ATC's formulas: how near sites are by their updates, and what follows (Dong et al. 2023, eqs. 2 to 4)."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Similarities = NDArray[np.float64]
 
 
 def update_cosines(updates: Mapping[str, State]) -> Similarities:
-    """cos(Delta_n, Delta_i) of every two updates, each taken as one long vector."""
+    """Return cos(Delta_n, Delta_i) of every two updates, each taken as one long vector."""
     names = list(next(iter(updates.values()), {}))
     return cosines(inner_products([update[name] for update in updates.values()] for name in names))
 
 
 def cluster(similarities: Similarities, clusters: int) -> list[int]:
-    """Agglomerative clustering on cosine distance with average linkage: the number of each one's cluster."""
+    """Cluster agglomeratively on cosine distance with average linkage; return each site's cluster number."""
     from sklearn.cluster import AgglomerativeClustering
 
     count = len(similarities)
     if count <= clusters:
         return list(range(count))
     model = AgglomerativeClustering(n_clusters=clusters, metric="precomputed", linkage="average")
-    found = model.fit_predict(1.0 - similarities).tolist()
-    order = list(dict.fromkeys(found))  # numbered by who comes first, so that two runs can be compared
-    return [order.index(label) for label in found]
+    labels = model.fit_predict(1.0 - similarities).tolist()
+    order = list(dict.fromkeys(labels))  # numbered by first appearance, so that two runs can be compared
+    return [order.index(label) for label in labels]
 
 
 def ranking(similarities: Similarities, number: int) -> list[int]:
-    """Everybody else, the nearest first; among equals the first in the run's order."""
+    """Return all others, the nearest first; ties in the run's order."""
     others = [other for other in range(len(similarities)) if other != number]
     return sorted(others, key=lambda other: -similarities[number, other])
 
@@ -46,39 +46,39 @@ def step_towards(own: State, updates: Mapping[str, State], sizes: Mapping[str, i
     """w_n + sum_i (n_i / sum_j n_j) Delta_i over the given updates (eqs. 2 and 4); other arrays of w_n stay."""
     shares = by_size(sizes)
     moved = {name for update in updates.values() for name in update}
-    found = dict(own)
+    state = dict(own)
     for name in moved:
         total = sum(np.float64(shares[node]) * updates[node][name].astype(np.float64) for node in updates)
-        found[name] = np.asarray(own[name] + total, np.float32)
-    return found
+        state[name] = np.asarray(own[name] + total, np.float32)
+    return state
 
 
 def positives_and_negatives(
     h: Mapping[str, NDArray[np.float32]], nearest: Mapping[str, Sequence[str]], neighbours: int
 ) -> dict[str, dict[str, NDArray[np.float16]]]:
-    """For each site the mean h of its K nearest (C+), and the h of every other (C-); none where one set is empty."""
-    found = {}
+    """Return each site's mean h of its K nearest (C+) and every other h (C-); skip sites with an empty set."""
+    contrasts = {}
     for site in h:
         others = [other for other in nearest.get(site, []) if other in h]
         near, far = others[:neighbours], others[neighbours:]
-        if near and far:  # with nobody to stand off from, eq. 3 is 0
-            found[site] = {
+        if near and far:  # without negatives, eq. 3 is 0
+            contrasts[site] = {
                 "positive": np.mean([h[other] for other in near], axis=0).astype(np.float16),
                 "negatives": np.stack([h[other] for other in far]).astype(np.float16),
             }
-    return found
+    return contrasts
 
 
 def contrastive_loss(own: Tensor, positive: Tensor, negatives: Tensor, temperature: float) -> Tensor:
     """Eq. 3, mean over items: `own` and `positive` (the mean of C+) are items x width, `negatives` one such each."""
     near = torch.cosine_similarity(own, positive, dim=-1) / temperature
     far = torch.cosine_similarity(own.unsqueeze(0), negatives, dim=-1) / temperature
-    every = torch.cat([near.unsqueeze(0), far])
-    return (torch.logsumexp(every, dim=0) - near).mean()
+    logits = torch.cat([near.unsqueeze(0), far])
+    return (torch.logsumexp(logits, dim=0) - near).mean()
 
 
 def mixed_features(features: Sequence[NDArray[np.float16]], primary: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Item by item, half of the primary site's feature and equal parts of the others' (one site: its own)."""
+    """Mix item by item: half of the primary site's feature and equal parts of the others' (one site: its own)."""
     count = len(features)
     rest = 0.5 / (count - 1) if count > 1 else 0.0
     mixed = np.zeros(features[0].shape, np.float32)
@@ -89,6 +89,6 @@ def mixed_features(features: Sequence[NDArray[np.float16]], primary: NDArray[np.
 
 
 def clipped(vectors: NDArray[np.float32], norm: float) -> NDArray[np.float32]:
-    """Vectors along the last axis, cut to that Euclidean norm."""
+    """Clip vectors along the last axis to that Euclidean norm."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors * np.minimum(1.0, norm / np.maximum(lengths, 1e-12)), np.float32)

@@ -1,4 +1,4 @@
-"""FedAUX's certainty scores: how much an auxiliary text looks like a site's own, by a private logistic regression."""
+"""FedAUX's certainty scores: how much an auxiliary text resembles a site's own, by a private logistic regression."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Regression:
 
 
 def fit(own: Matrix, negatives: Matrix, regulariser: float, per_text: bool = True) -> Regression:
-    """Logistic regression of own texts against negatives, features divided by the largest norm among them.
+    """Fit a logistic regression of own texts against negatives, features divided by the largest norm among them.
 
     The L2 term is regulariser / 2 ||w||^2 beside the mean loss of a text, or beside the sum of losses.
     """
@@ -32,8 +32,8 @@ def fit(own: Matrix, negatives: Matrix, regulariser: float, per_text: bool = Tru
     scale = float(np.linalg.norm(features, axis=1).max())
     strength = 1.0 / (regulariser * (len(features) if per_text else 1))
     labels = np.repeat([1, 0], [len(own), len(negatives)])
-    found = LogisticRegression(C=strength, max_iter=1000).fit(features / scale, labels)
-    return Regression(found.coef_[0], float(found.intercept_[0]), scale)
+    model = LogisticRegression(C=strength, max_iter=1000).fit(features / scale, labels)
+    return Regression(model.coef_[0], float(model.intercept_[0]), scale)
 
 
 def noise_variance(texts: int, regulariser: float, epsilon: float, delta: float) -> float:
@@ -42,18 +42,18 @@ def noise_variance(texts: int, regulariser: float, epsilon: float, delta: float)
     return 2.0 * math.log(1.25 / delta) * sensitivity**2 / epsilon**2
 
 
-def with_noise(found: Regression, variance: float, rng: np.random.Generator) -> Regression:
-    """Gaussian noise of that variance on coefficients and intercept."""
-    noise = rng.normal(scale=math.sqrt(variance), size=len(found.coefficients) + 1)
-    return Regression(found.coefficients + noise[:-1], found.intercept + float(noise[-1]), found.scale)
+def with_noise(regression: Regression, variance: float, rng: np.random.Generator) -> Regression:
+    """Add Gaussian noise of that variance to coefficients and intercept."""
+    noise = rng.normal(scale=math.sqrt(variance), size=len(regression.coefficients) + 1)
+    return Regression(regression.coefficients + noise[:-1], regression.intercept + float(noise[-1]), regression.scale)
 
 
-def scores(found: Regression, features: Matrix) -> Matrix:
+def scores(regression: Regression, features: Matrix) -> Matrix:
     """s(x) = P(own | x) + 1e-8."""
     from scipy.special import expit
 
-    said = features.astype(np.float64) / found.scale @ found.coefficients + found.intercept
-    return np.asarray(expit(said) + FLOOR, np.float32)
+    logits = features.astype(np.float64) / regression.scale @ regression.coefficients + regression.intercept
+    return np.asarray(expit(logits) + FLOOR, np.float32)
 
 
 def certain_mean(logits: NDArray[np.floating], certainty: NDArray[np.floating]) -> Matrix:

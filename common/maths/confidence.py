@@ -1,4 +1,4 @@
-"""How far each teacher is trusted on each text, and divergences text by text (Confident Sinkhorns, section 5.2)."""
+"""How far each teacher is trusted on each text, and divergences per text (Confident Sinkhorns, section 5.2)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def from_bias(teachers: NDArray[np.float32], biases: NDArray[np.floating]) -> We
 
 
 def normalised(weights: Weights) -> Weights:
-    """W_k(x) / sum_k W_k(x) over teachers (first axis); equal shares for a text on which nobody is confident."""
+    """W_k(x) / sum_k W_k(x) over teachers (first axis); equal shares for a text without any confidence."""
     total = weights.sum(axis=0, keepdims=True)
     return np.where(total > 0, weights / np.where(total > 0, total, 1.0), 1 / len(weights))
 
@@ -42,6 +42,6 @@ def kl(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 def symmetric_kl(logits: Tensor, probabilities: Tensor) -> Tensor:
     """Half of KL(h_k || h) + KL(h || h_k), over the number of classes as the authors' code has it."""
-    said = logits.log_softmax(dim=-1)
-    wanted = probabilities.clamp_min(1e-30).log()  # float32 rounds a sure teacher's other classes to 0
-    return 0.5 * ((said.exp() - probabilities) * (said - wanted)).mean(dim=-1)
+    log_probs = logits.log_softmax(dim=-1)
+    wanted = probabilities.clamp_min(1e-30).log()  # float32 rounds a confident teacher's other classes to 0
+    return 0.5 * ((log_probs.exp() - probabilities) * (log_probs - wanted)).mean(dim=-1)

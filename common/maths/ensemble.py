@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedstill.common.states import LazyState, State, blocks_of, shapes_of
 
-Matrix = NDArray[Any]  # float32, or float64 where models have that
+Matrix = NDArray[Any]  # float32, or float64 where models use it
 
 
 def by_size(sizes: Mapping[str, int]) -> dict[str, float]:
@@ -41,7 +41,7 @@ def softmax(logits: Matrix, temperature: float = 1.0) -> Matrix:
 
 
 def by_class(counts: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float64]]:
-    """w_kc = n_kc / sum_k n_kc over who answered (FedKD); equal shares of a class that none of them holds."""
+    """w_kc = n_kc / sum_k n_kc over the sites that answered (FedKD); equal shares for a class that none holds."""
     total = np.sum(list(counts.values()), axis=0)
     return {name: np.where(total > 0, held / np.maximum(total, 1), 1.0 / len(counts)) for name, held in counts.items()}
 
@@ -49,7 +49,7 @@ def by_class(counts: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.fl
 def mean_predictions(
     predictions: Mapping[str, Matrix], weights: Mapping[str, float] | Mapping[str, NDArray[np.float64]]
 ) -> Matrix:
-    """z = sum_k w_k z_k, in the order of `weights`, not of arrival (eq. 10); C weights a site count class by class."""
+    """z = sum_k w_k z_k, in the order of `weights`, not of arrival (eq. 10); C weights per site apply by class."""
     total = sum(weights[name] * predictions[name].astype(np.float64) for name in weights)
     return np.asarray(total, dtype=precision_of(*predictions.values()))
 
@@ -60,9 +60,9 @@ def entropy_reduction(mean: Matrix, temperature: float = 0.1) -> Matrix:
 
 
 def mean_arrays(states: Mapping[str, State], weights: Mapping[str, float]) -> LazyState:
-    """theta = sum_k w_k theta_k (FedID eq. 3), each array made when asked for, in the order of `weights`.
+    """theta = sum_k w_k theta_k (FedID eq. 3), each array computed on access, in the order of `weights`.
 
-    Whole numbers such as counters come from the first.
+    Integer arrays such as counters come from the first site.
     """
     shapes = shapes_of(states[next(iter(weights))])
 
@@ -83,11 +83,11 @@ def _mean(weights: list[float], blocks: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    found: np.ndarray | None = None
+    joined: np.ndarray | None = None
     at = 0
     for block in blocks:
-        if found is None:
-            found = np.empty(math.prod(shape), block.dtype)
-        found[at : at + block.size] = block
+        if joined is None:
+            joined = np.empty(math.prod(shape), block.dtype)
+        joined[at : at + block.size] = block
         at += block.size
-    return np.zeros(shape, np.float32) if found is None else found.reshape(shape)
+    return np.zeros(shape, np.float32) if joined is None else joined.reshape(shape)

@@ -69,10 +69,10 @@ def directional_derivative(
 
 
 def forward_mode(predict: Predict, theta: Weights, v: Weights) -> Tensor:
-    """By dual numbers, in one forward pass."""
+    """Use dual numbers, in one forward pass."""
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no forward derivative
-        found: Tensor = torch.func.jvp(predict, (dict(theta),), (dict(v),))[1]
-    return found.detach()
+        derivative: Tensor = torch.func.jvp(predict, (dict(theta),), (dict(v),))[1]
+    return derivative.detach()
 
 
 def central_difference(
@@ -81,7 +81,7 @@ def central_difference(
     v: Weights,
     each: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Tensor:
-    """By two forward passes a cube root of the rounding error to either side, where the two kinds of error balance."""
+    """Use two forward passes, a cube root of the rounding error to either side, which balances both kinds of error."""
     norm = float(torch.stack([direction.double().square().sum() for direction in v.values()]).sum().sqrt())
     smallest = min(torch.finfo(value.dtype).eps ** (1 / 3) for value in theta.values())
     length = smallest / norm if norm > 0 else 1.0
@@ -93,7 +93,7 @@ def central_difference(
     return (sides[0] - sides[1]) / (2 * length)
 
 
-# --- what a site adds to its loss ---
+# --- terms of a site's loss ---
 
 
 def exact_surrogate(logits: Tensor, feedback: Tensor, of: str) -> Tensor:

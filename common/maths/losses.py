@@ -1,4 +1,4 @@
-"""Losses between a learner's logits and what it should say. `target` is what the wire carried for these texts."""
+"""Losses between a learner's logits and its targets. `target` is what the wire carried for these texts."""
 
 from __future__ import annotations
 

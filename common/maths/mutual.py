@@ -1,4 +1,4 @@
-"""Two models that learn the same batch and each other (FedKD of Wu et al.)."""
+"""Two models that learn from the same batch and from each other (FedKD of Wu et al.)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fedstill.common.maths.losses import kl_divergence
 
-Said = tuple[Tensor, tuple[Tensor, ...]]  # logits, and hidden states from the embeddings to the last layer
+Outputs = tuple[Tensor, tuple[Tensor, ...]]  # logits, and hidden states from the embeddings to the last layer
 
 
 def comparable(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
-    """Whether two models' hidden states are of the same layers, tokens and width."""
+    """Return whether two models' hidden states have the same layers, tokens and width."""
     return [state.shape for state in one] == [state.shape for state in other]
 
 
@@ -23,16 +23,16 @@ def hidden_distance(one: tuple[Tensor, ...], other: tuple[Tensor, ...], mask: Te
 
 
 def mutual_losses(
-    teacher: Said, student: Said, labels: Tensor, mask: Tensor | None, joint: bool = False
+    teacher: Outputs, student: Outputs, labels: Tensor, mask: Tensor | None, joint: bool = False
 ) -> tuple[Tensor, Tensor]:
     """L_t = CE_t + [KL(p_s || p_t) + MSE] / (CE_t + CE_s), and L_s likewise with KL(p_t || p_s).
 
-    In its own loss each takes what the other says as given, unless `joint`. Without a mask there is no MSE.
+    Each loss treats the other model's outputs as constants, unless `joint`. Without a mask there is no MSE.
     """
     return _one_loss(teacher, student, labels, mask, joint), _one_loss(student, teacher, labels, mask, joint)
 
 
-def _one_loss(own: Said, other: Said, labels: Tensor, mask: Tensor | None, joint: bool) -> Tensor:
+def _one_loss(own: Outputs, other: Outputs, labels: Tensor, mask: Tensor | None, joint: bool) -> Tensor:
     if not joint:
         other = (other[0].detach(), tuple(state.detach() for state in other[1]))
     mine, theirs = F.cross_entropy(own[0], labels), F.cross_entropy(other[0], labels)

@@ -1,4 +1,4 @@
-"""Pseudo texts in embedding space, and what FedDRS does with them (eqs. 6 to 8). Whole batches at a time."""
+"""Pseudo texts in embedding space and FedDRS's losses on them (eqs. 6 to 8), in whole batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fedstill.common.maths.losses import kl_divergence
 
-Answers = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (theta, labels) -> logits where it answers, what is right
+Answers = Callable[
+    [Tensor, Tensor], tuple[Tensor, Tensor]
+]  # (theta, labels) -> logits where the model answers, and the right answers
 
 
 def draw_labels(counts: Tensor, number: int) -> Tensor:
@@ -19,12 +21,12 @@ def draw_labels(counts: Tensor, number: int) -> Tensor:
 
 
 def draw_rows(embed: Callable[[Tensor], Tensor], vocabulary: int, texts: int, tokens: int) -> Tensor:
-    """Random sampling: embeddings of token numbers that are drawn uniformly."""
+    """Sample at random: embeddings of uniformly drawn token numbers."""
     return embed(torch.randint(vocabulary, (texts, tokens))).detach().clone()
 
 
 def draw_gaussian(table: Tensor, texts: int, tokens: int) -> Tensor:
-    """Random sampling otherwise read: Gaussian, with the mean and deviation of the embeddings in every direction."""
+    """Another reading of random sampling: Gaussian, with the embeddings' mean and deviation in every direction."""
     table = table.detach()
     noise = torch.randn(texts, tokens, table.shape[1]).to(table)
     return table.mean(dim=0) + noise * table.std(dim=0)
@@ -41,7 +43,7 @@ def adversary_loss(teacher: Answers, student: Answers, theta: Tensor, labels: Te
 
 
 def improve(theta: Tensor, loss: Callable[[Tensor], Tensor], rate: float, steps: int) -> Tensor:
-    """Plain gradient steps on the samples, each down its own loss: the size of the batch has no say in them."""
+    """Take plain gradient steps on the samples, each down its own loss, independent of the batch size."""
     for _ in range(steps):
         theta = theta.detach().requires_grad_()
         (slope,) = torch.autograd.grad(loss(theta) * len(theta), theta)
@@ -50,11 +52,11 @@ def improve(theta: Tensor, loss: Callable[[Tensor], Tensor], rate: float, steps:
 
 
 def teacher_says(teacher: Answers, theta: Tensor, labels: Tensor) -> Tensor:
-    """softmax f_k(theta) where it answers."""
+    """softmax f_k(theta) where the teacher answers."""
     with torch.no_grad():
         return teacher(theta, labels)[0].softmax(dim=-1)
 
 
-def pseudo_distillation(student: Answers, theta: Tensor, labels: Tensor, said: Tensor) -> Tensor:
+def pseudo_distillation(student: Answers, theta: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
     """KL(softmax f_k(theta) || softmax f_S(theta)), mean over answers (a term of eq. 8)."""
-    return kl_divergence(student(theta, labels)[0], said)
+    return kl_divergence(student(theta, labels)[0], teacher)

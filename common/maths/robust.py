@@ -1,4 +1,4 @@
-"""Rules that make one prediction of many: sites x texts x classes in, texts x classes out."""
+"""Robust aggregation of predictions: sites x texts x classes in, texts x classes out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Aggregation = Literal["mean", "median", "trimmed", "cronus", "krum", "spectral"]
 Stack = NDArray[Any]
 
 SPREAD = 1.4826  # times the median distance from the median is the standard deviation of a normal sample
-STEPS = 20  # of fixed-point iterations, which stand still long before
+STEPS = 20  # fixed-point iterations; they converge long before
 
 
 def combine(
@@ -23,45 +23,45 @@ def combine(
     rule: Aggregation = "mean",
     probabilities: bool = False,
 ) -> Matrix:
-    """One prediction of the sites in `weights`, by the rule; with `probabilities` each text's sum is 1 again.
+    """Combine the predictions of the sites in `weights` by the rule; with `probabilities` each text sums to 1 again.
 
     Only `mean` uses the weights: under the other rules each site counts once, whatever size it claims.
     """
     if rule == "mean":
         return mean_predictions(predictions, weights)
-    found = RULES[rule](np.stack([predictions[name] for name in weights]))
+    combined = RULES[rule](np.stack([predictions[name] for name in weights]))
     if not probabilities:
-        return found
-    found = np.maximum(found, 0)
-    total = found.sum(axis=-1, keepdims=True)
+        return combined
+    combined = np.maximum(combined, 0)
+    total = combined.sum(axis=-1, keepdims=True)
     nothing = total <= 0  # such as the median of votes for three different classes
-    plain = mean_predictions(predictions, dict.fromkeys(weights, 1.0 / len(weights))) if nothing.any() else found
-    return np.asarray(np.where(nothing, plain, found / np.where(nothing, 1.0, total)), precision_of(found))
+    plain = mean_predictions(predictions, dict.fromkeys(weights, 1.0 / len(weights))) if nothing.any() else combined
+    return np.asarray(np.where(nothing, plain, combined / np.where(nothing, 1.0, total)), precision_of(combined))
 
 
 def median(stack: Stack) -> Matrix:
-    """The middle of what the sites say, number by number."""
+    """Return the median of the sites' predictions, number by number."""
     return np.asarray(np.median(stack, axis=0), precision_of(stack))
 
 
 def trimmed_mean(stack: Stack, share: float = 0.2) -> Matrix:
-    """The mean without the `share` highest and lowest, at least one of each while a site remains, number by number."""
+    """Return the mean without the `share` highest and lowest, at least one of each while a site remains."""
     sites = len(stack)
     cut = min(max(1, int(share * sites)), (sites - 1) // 2)
     return np.asarray(np.sort(stack.astype(np.float64), axis=0)[cut : sites - cut].mean(axis=0), precision_of(stack))
 
 
 def cronus(stack: Stack, bound: float = 4.0) -> Matrix:
-    """The mean of what the filter of Diakonikolas et al. keeps of each text's predictions."""
+    """Return the mean of what the filter of Diakonikolas et al. keeps of each text's predictions."""
     kept = cronus_filter(stack, bound)[..., None]
     return np.asarray((stack * kept).sum(axis=0, dtype=np.float64) / kept.sum(axis=0), precision_of(stack))
 
 
 def cronus_filter(stack: Stack, bound: float = 4.0) -> NDArray[np.bool_]:
-    """Which sites stay on which text (sites x texts).
+    """Return which sites are kept on which text (sites x texts).
 
-    While the variance along the top direction of the centred predictions is large, the one farthest out on it goes.
-    Large is more than `bound` times the variance that their median distance from the median tells; a majority stays.
+    While the variance along the top direction of the centred predictions is large, the farthest one is dropped. Large
+    means more than `bound` times the variance estimated from the median distance from the median; a majority stays.
     """
     sites, texts = stack.shape[:2]
     points = stack.astype(np.float64).transpose(1, 0, 2)  # texts x sites x classes
@@ -71,10 +71,10 @@ def cronus_filter(stack: Stack, bound: float = 4.0) -> NDArray[np.bool_]:
         centre = (points * kept[..., None]).sum(axis=1) / count[:, None]
         centred = (points - centre[:, None]) * kept[..., None]
         values, vectors = np.linalg.eigh(centred.transpose(0, 2, 1) @ centred / count[:, None, None])
-        along = np.where(kept, (centred @ vectors[..., -1:])[..., 0], np.nan)
-        distance = np.abs(along - np.nanmedian(along, axis=1, keepdims=True))
-        usual = (SPREAD * np.nanmedian(distance, axis=1)) ** 2
-        large = values[:, -1] > np.maximum(bound * usual, 1e-12)
+        projection = np.where(kept, (centred @ vectors[..., -1:])[..., 0], np.nan)
+        distance = np.abs(projection - np.nanmedian(projection, axis=1, keepdims=True))
+        expected = (SPREAD * np.nanmedian(distance, axis=1)) ** 2
+        large = values[:, -1] > np.maximum(bound * expected, 1e-12)
         if not large.any():
             break
         kept[large, np.nanargmax(distance, axis=1)[large]] = False
@@ -82,7 +82,7 @@ def cronus_filter(stack: Stack, bound: float = 4.0) -> NDArray[np.bool_]:
 
 
 def krum(stack: Stack, liars: int | None = None) -> Matrix:
-    """The mean of the sites whose predictions of all texts are nearest to their neighbours' (Blanchard et al. 2017)."""
+    """Return the mean of the sites whose predictions are nearest to their neighbours' (Blanchard et al. 2017)."""
     scores = krum_scores(stack, liars)
     lied = _liars(len(stack), liars)
     kept = np.sort(np.argsort(scores, kind="stable")[: len(stack) - lied])
@@ -90,7 +90,7 @@ def krum(stack: Stack, liars: int | None = None) -> Matrix:
 
 
 def krum_scores(stack: Stack, liars: int | None = None) -> NDArray[np.float64]:
-    """Of each site the sum of squared distances to its n - f - 2 nearest, f being how many may lie."""
+    """Return each site's sum of squared distances to its n - f - 2 nearest, where f sites may be malicious."""
     flat = stack.reshape(len(stack), -1).astype(np.float64)
     distances = ((flat[:, None] - flat[None]) ** 2).sum(axis=-1)
     near = max(1, len(stack) - _liars(len(stack), liars) - 2)
@@ -98,25 +98,25 @@ def krum_scores(stack: Stack, liars: int | None = None) -> NDArray[np.float64]:
 
 
 def _liars(sites: int, liars: int | None) -> int:
-    """As many as Krum can stand: fewer than half by one and a half."""
+    """Return how many malicious sites Krum tolerates: at most (n - 3) / 2 of n."""
     most = max(0, (sites - 3) // 2)
     return most if liars is None else min(liars, most)
 
 
 def spectral(stack: Stack) -> Matrix:
-    """What a middling site would say if it knew what those know who agree with each other.
+    """Average the sites that agree with each other, with a typical site's mean and spread.
 
-    Each site's mean over the texts and its spread are put aside, so that no site can shift or scale the result.
-    Sites whose `agreement` is not positive are left out; what the others say is averaged by it, and gets a mean and
-    spread back that are usual among them, by the same weights: who knows little has little to say about the classes'
-    shares too.
+    Each site's mean over the texts and its spread are removed first, so that no site can shift or scale the result.
+    Sites whose `agreement` is not positive are dropped; the others are averaged with it as weight. The result gets back
+    the mean and spread that are usual among them, by the same weights: a site that knows little also counts little for
+    the classes' shares.
     """
-    said = stack.astype(np.float64)
-    offset = said.mean(axis=1)
-    rest = said - offset[:, None]
+    logits = stack.astype(np.float64)
+    offset = logits.mean(axis=1)
+    rest = logits - offset[:, None]
     spread = _spread(rest)
     kept = np.arange(len(stack))
-    while ((weights := agreement(stack[kept])) <= 0).any():  # then by how the others agree, whom liars no longer skew
+    while ((weights := agreement(stack[kept])) <= 0).any():  # again without the sites that skewed the agreement
         kept = kept[weights > 0]
     unit = rest[kept] / np.where(spread[kept] > 0, spread[kept], 1.0)[:, None, None]
     mean = np.tensordot(weights / weights.sum(), unit, axes=1)
@@ -125,19 +125,19 @@ def spectral(stack: Stack) -> Matrix:
 
 
 def biweight(values: NDArray[np.float64], weights: NDArray[np.float64], reach: float = 4.685) -> NDArray[np.float64]:
-    """Of each column Tukey's location: a mean in which values count less the farther out they are, far ones nothing."""
+    """Return Tukey's biweight location of each column: a mean in which values count less the farther out they are."""
     middle = weighted_median(values, weights)
     spread = SPREAD * weighted_median(np.abs(values - middle), weights)
-    where = np.where(spread > 0, spread, np.inf)  # where more than half are the same, that is it
-    found = middle
+    where = np.where(spread > 0, spread, np.inf)  # where more than half are equal, the median is the location
+    location = middle
     for _ in range(STEPS):
-        counted = weights[:, None] * (1 - np.minimum(1, np.abs(values - found) / (reach * where)) ** 2) ** 2
-        found = (counted * values).sum(axis=0) / counted.sum(axis=0)
-    return np.asarray(np.where(spread > 0, found, middle))
+        counted = weights[:, None] * (1 - np.minimum(1, np.abs(values - location) / (reach * where)) ** 2) ** 2
+        location = (counted * values).sum(axis=0) / counted.sum(axis=0)
+    return np.asarray(np.where(spread > 0, location, middle))
 
 
 def weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each column: half of the weight lies on either side; between two values their mean."""
+    """Return each column's value with half of the weight on either side; between two values, their mean."""
     order = np.argsort(values, axis=0, kind="stable")
     ordered, below = np.take_along_axis(values, order, axis=0), np.cumsum(weights[order], axis=0)
     half = below[-1] / 2
@@ -148,21 +148,21 @@ def weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -
 
 
 def agreement(stack: Stack) -> NDArray[np.float64]:
-    """How well each site knows the answers, up to a factor, seen from how they agree (Parisi et al. 2014).
+    """Estimate from the sites' agreement how accurate each is, up to a factor (Parisi et al. 2014).
 
-    If they err independently, the correlations between them are those of one hidden answer: a matrix of rank one, but
-    for its diagonal. Entry i of its eigenvector goes with how right site i is, and is negative for one that says the
-    opposite. The side of most sites is taken for the honest one. Two sites, or a single text, tell nothing.
+    If sites err independently, their correlations are those of one hidden answer: a matrix of rank one, except for its
+    diagonal. Entry i of its eigenvector grows with the accuracy of site i, and is negative for a site that says the
+    opposite. The majority is taken to be honest. Two sites, or a single text, reveal nothing.
     """
-    said = stack.astype(np.float64)
-    rest = said - said.mean(axis=1, keepdims=True)
-    rest -= rest.mean(axis=-1, keepdims=True)  # a number added to all classes says nothing
+    logits = stack.astype(np.float64)
+    rest = logits - logits.mean(axis=1, keepdims=True)
+    rest -= rest.mean(axis=-1, keepdims=True)  # a constant added to all classes carries no information
     spread = _spread(rest)
     flat = (rest / np.where(spread > 0, spread, 1.0)[:, None, None]).reshape(len(stack), -1)
     correlation = flat @ flat.T / flat.shape[1]
     if len(stack) < 3 or np.abs(correlation - np.diag(np.diag(correlation))).max() < 1e-6:
         return np.ones(len(stack))
-    shared = np.zeros(len(stack))  # of a site's variance: it agrees with itself in its errors too, which must not count
+    shared = np.zeros(len(stack))  # of a site's variance: agreeing with itself in its errors must not count
     for _ in range(STEPS):
         np.fill_diagonal(correlation, shared)
         values, vectors = np.linalg.eigh(correlation)
@@ -173,7 +173,7 @@ def agreement(stack: Stack) -> NDArray[np.float64]:
 
 
 def _spread(rest: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each site, between classes: a number added to all of them does not count."""
+    """Return each site's spread between classes; a constant added to all of them does not count."""
     centred = rest - rest.mean(axis=-1, keepdims=True)
     return np.asarray(np.sqrt((centred**2).mean(axis=(1, 2))))
 

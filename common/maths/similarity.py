@@ -1,4 +1,4 @@
-"""How alike the sites' updates are: inner products over whole models, and what follows from them."""
+"""Similarity of the sites' updates: inner products over whole models, and what follows from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Square = NDArray[np.float64]
 
 
 def inner_products(updates: Iterable[Sequence[np.ndarray]]) -> Square:
-    """<Delta_i, Delta_j> of all sites, from the same array of each site at a time."""
+    """<Delta_i, Delta_j> of all sites, one array at a time."""
     total: Square | None = None
     for arrays in updates:
         flat = [array.reshape(-1) for array in arrays]
@@ -28,30 +28,30 @@ def inner_products(updates: Iterable[Sequence[np.ndarray]]) -> Square:
 
 
 def cosines(products: Square) -> Square:
-    """cos(Delta_i, Delta_j); an update of length 0 is like none but itself."""
+    """cos(Delta_i, Delta_j); an update of length 0 is similar only to itself."""
     norms = np.sqrt(np.diag(products))
     lengths = np.outer(norms, norms)
-    found = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-    np.fill_diagonal(found, 1.0)
-    return np.asarray(np.clip(found, -1.0, 1.0))
+    cosine = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    np.fill_diagonal(cosine, 1.0)
+    return np.asarray(np.clip(cosine, -1.0, 1.0))
 
 
 def should_split(products: Square, weights: NDArray[np.float64], eps1: float, eps2: float) -> bool:
-    """Clustered FL: the mean update has come to rest (below eps1) while some site still pulls (above eps2)."""
+    """Clustered FL: the mean update has converged (below eps1) while some site's is still large (above eps2)."""
     mean, largest = float(weights @ products @ weights), float(np.diag(products).max())  # squared
     return len(products) > 2 and mean < eps1**2 and largest > eps2**2
 
 
 def halves(similarity: Square) -> NDArray[np.int64]:
-    """Two clusters (0 and 1) by complete linkage; 0 is the one of the first site."""
+    """Split into two clusters (0 and 1) by complete linkage; 0 holds the first site."""
     from sklearn.cluster import AgglomerativeClustering
 
-    found = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(1.0 - similarity)
-    return np.asarray(found != found[0], np.int64)
+    labels = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(1.0 - similarity)
+    return np.asarray(labels != labels[0], np.int64)
 
 
 def attention(similarity: Square) -> Square:
-    """a_n = max(cos(Delta_n, Delta_i), 0), each row made to sum to 1 (SPFL as read here)."""
+    """a_n = max(cos(Delta_n, Delta_i), 0), each row normalised to sum to 1 (SPFL as read here)."""
     positive = np.maximum(similarity, 0.0)
     return np.asarray(positive / positive.sum(axis=1, keepdims=True))
 

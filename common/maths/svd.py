@@ -1,4 +1,4 @@
-"""Matrices sent as two thin factors that keep a share of their energy, wherever that is fewer numbers (FedKD)."""
+"""Matrices sent as two thin factors that keep a share of their energy, where that saves numbers (FedKD)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ LEFT, RIGHT = "|left", "|right"  # no parameter has such a name
 
 
 def energy_share(done: float, start: float, end: float) -> float:
-    """tau(t): from `start` to `end` as the share of rounds that are done grows."""
+    """tau(t): from `start` to `end` in proportion to the finished rounds."""
     return start + done * (end - start)
 
 
 def rank_for(sigma: np.ndarray, share: float) -> int:
-    """The fewest singular values whose squares make `share` of the sum of all squares."""
+    """Return the fewest singular values whose squares make up `share` of the sum of all squares."""
     energy = np.cumsum(np.square(sigma, dtype=np.float64))
     if not energy.size or energy[-1] == 0:
         return 0
@@ -24,25 +24,25 @@ def rank_for(sigma: np.ndarray, share: float) -> int:
 
 
 def compress(arrays: Mapping[str, np.ndarray], share: float) -> Arrays:
-    """Matrices as U sigma and V of the rank that keeps `share` of the energy; what would grow, and the rest, as is."""
-    found: Arrays = {}
+    """Factor matrices into U sigma and V with `share` of the energy; whatever would grow, and the rest, stays as is."""
+    packed: Arrays = {}
     for name, value in arrays.items():
         if value.ndim < 2 or value.dtype.kind != "f":
-            found[name] = value
+            packed[name] = value
             continue
         matrix = value.reshape(len(value), -1)
         u, sigma, v = np.linalg.svd(matrix, full_matrices=False)
         rank = rank_for(sigma, share)
         if rank * sum(matrix.shape) < matrix.size:
-            found[name + LEFT] = np.ascontiguousarray(u[:, :rank] * sigma[:rank])
-            found[name + RIGHT] = np.ascontiguousarray(v[:rank])
+            packed[name + LEFT] = np.ascontiguousarray(u[:, :rank] * sigma[:rank])
+            packed[name + RIGHT] = np.ascontiguousarray(v[:rank])
         else:
-            found[name] = value
-    return found
+            packed[name] = value
+    return packed
 
 
 def recompose(arrays: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]) -> Arrays:
-    """The matrices again, with the names and shapes of `like`."""
+    """Rebuild the matrices, with the names and shapes of `like`."""
     return {
         name: arrays[name] if name in arrays else (arrays[name + LEFT] @ arrays[name + RIGHT]).reshape(value.shape)
         for name, value in like.items()
@@ -50,7 +50,7 @@ def recompose(arrays: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]) 
 
 
 def misfits(arrays: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]) -> list[str]:
-    """What is missing, left over or of a wrong shape, before anybody multiplies it."""
+    """List what is missing, left over or of a wrong shape, before it is multiplied."""
     wrong, known = [], set()
     for name, value in like.items():
         if name in arrays:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 Solver = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
-SMALLEST = 1e-10  # a probability below counts as 0: far less than any tolerance, and its logarithm hinders convergence
-ANNEALING = 0.25  # eps of each level over that of the one before
-ROUGH = 1e-1  # tolerance of the levels above the last: they only lead to it
-LONGEST = 1024.0  # eps that a Newton step may move a potential
+SMALLEST = 1e-10  # a smaller probability counts as 0: far below any tolerance, and its logarithm hinders convergence
+ANNEALING = 0.25  # ratio of eps between one level and the one before
+ROUGH = 1e-1  # tolerance of the levels above the last, which only lead to it
+LONGEST = 1024.0  # how many eps a Newton step may move a potential
 
 
 def cost_matrix(points: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def log_sinkhorn(mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float = 
 
 
 class _Entropic(torch.autograd.Function):
-    """Value forward, potential backward: by the envelope theorem nothing is differentiated through iterations."""
+    """Value forward, potential backward: by the envelope theorem no iteration is differentiated."""
 
     @staticmethod
     def forward(ctx: Any, mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float, most_steps: int) -> Tensor:
@@ -63,19 +63,19 @@ class _Entropic(torch.autograd.Function):
 
 
 def _cleared(probabilities: Tensor) -> Tensor:
-    """Rows without their smallest entries. A label that one side leaves out still has a potential, by the softmin."""
+    """Zero tiny entries and renormalise. A label that one side leaves out still has a potential, by the softmin."""
     rows = probabilities.reshape(-1, probabilities.shape[-1])
     rows = rows.masked_fill(rows < SMALLEST, 0.0)
     return rows / rows.sum(-1, keepdim=True)
 
 
 def _softmin(log_weights: Tensor, potential: Tensor, cost: Tensor, eps: float) -> Tensor:
-    """Lines 5 and 6 of Algorithm 1, with the sign that the paper lost: -eps LSE_j(log w_j + (g_j - C_ij) / eps)."""
+    """Lines 5 and 6 of Algorithm 1, with the sign that the paper omits: -eps LSE_j(log w_j + (g_j - C_ij) / eps)."""
     return -eps * torch.logsumexp(log_weights.unsqueeze(-2) + (potential.unsqueeze(-2) - cost) / eps, dim=-1)
 
 
 def _potential(mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float, most_steps: int) -> Tensor:
-    """The potential g: annealed from the cost's diameter down to eps, each level from where the last one ended."""
+    """Return the potential g: annealed from the cost's diameter down to eps, each level starting from the last."""
     g, level = torch.zeros_like(nu), max(float(cost.max()), eps)
     while level > eps:
         _solve_level(g, mu, nu, cost, level, ROUGH, most_steps)
@@ -91,11 +91,11 @@ def _potential(mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float, mos
 
 
 def _solve_level(g: Tensor, mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float, most_steps: int) -> int:
-    """Raise the dual in g, in place, until no text misses nu by more than tol; how many still do.
+    """Raise the dual in g, in place, until no text misses nu by more than tol; return how many still do.
 
-    Sinkhorn's sweep alone stalls where eps is far below the distance of two labels: at 1e-3 a thousand of them leave
-    a quarter of the texts short of 1e-6, some by 0.1. Between sweeps goes a Newton step on the dual with f eliminated,
-    <mu, f(g)> + <nu, g>, for texts that are not there yet; labels are few, so its system is small.
+    Sinkhorn's sweep alone stalls where eps is far below the distance of two labels: at 1e-3 a thousand sweeps leave a
+    quarter of the texts short of 1e-6, some by 0.1. Between sweeps, a Newton step on the dual with f eliminated,
+    <mu, f(g)> + <nu, g>, moves the texts that have not converged; labels are few, so its system is small.
     """
     log_mu, log_nu = mu.log(), nu.log()
     steps = torch.tensor([0.0] + [4.0**-k for k in range(8)]).to(g).view(-1, 1, 1)
@@ -106,15 +106,15 @@ def _solve_level(g: Tensor, mu: Tensor, nu: Tensor, cost: Tensor, eps: float, to
         at = _softmin(log_mu[remaining], _softmin(log_n, g[remaining], cost, eps), cost.T, eps)
         g[remaining] = at
         rows = torch.softmax(log_n.unsqueeze(-2) + (at.unsqueeze(-2) - cost) / eps, dim=-1)  # pi_ij / mu_i
-        found = (m.unsqueeze(-2) @ rows).squeeze(-2)
-        missed = n - found  # the gradient
-        still = missed.abs().sum(-1) > tol
-        remaining = remaining[still]
+        marginal = (m.unsqueeze(-2) @ rows).squeeze(-2)
+        missed = n - marginal  # the gradient
+        unsolved = missed.abs().sum(-1) > tol
+        remaining = remaining[unsolved]
         if not len(remaining):
             return 0
-        m, n, log_n, at, rows, found, missed = (x[still] for x in (m, n, log_n, at, rows, found, missed))
-        # The Hessian is this over -eps; `constant` settles the direction in which nothing changes.
-        curvature = torch.diag_embed(found) - rows.mT @ (m.unsqueeze(-1) * rows) + constant
+        m, n, log_n, at, rows, marginal, missed = (x[unsolved] for x in (m, n, log_n, at, rows, marginal, missed))
+        # The Hessian is this over -eps; `constant` fixes the direction in which nothing changes.
+        curvature = torch.diag_embed(marginal) - rows.mT @ (m.unsqueeze(-1) * rows) + constant
         step = torch.linalg.solve(curvature, missed)
         step *= (LONGEST / step.abs().amax(-1, keepdim=True)).clamp(max=1.0)
         tried = at + eps * steps * step
@@ -127,24 +127,24 @@ def _solve_level(g: Tensor, mu: Tensor, nu: Tensor, cost: Tensor, eps: float, to
 
 
 def positions_on_line(points: Tensor) -> Tensor | None:
-    """Where each point lies on the line through all of them, from the first point on; None if there is no such line."""
+    """Return where each point lies on the line through all of them, from the first point on; None if there is none."""
     moved = points.double() - points.double()[0]
     lengths = moved.norm(dim=-1)
     direction = moved[lengths.argmax()] / lengths.max().clamp_min(1e-300)
-    along = moved @ direction
-    aside = (moved - along.unsqueeze(-1) * direction).norm(dim=-1)
-    return None if bool(aside.max() > 1e-6 * lengths.max()) else along
+    positions = moved @ direction
+    aside = (moved - positions.unsqueeze(-1) * direction).norm(dim=-1)
+    return None if bool(aside.max() > 1e-6 * lengths.max()) else positions
 
 
 def w1_1d(mu: Tensor, nu: Tensor, points: Tensor) -> Tensor:
     """Transport on a line without entropy, in closed form: sum of |difference of the CDFs| times the gap."""
-    along = positions_on_line(points)
-    if along is None:
+    positions = positions_on_line(points)
+    if positions is None:
         raise ValueError(
             f"w1_1d needs labels on one line, and these {len(points)} points are not; use the solver log_sinkhorn"
         )
-    order = along.argsort()
-    gaps = along[order].diff().to(mu)
+    order = positions.argsort()
+    gaps = positions[order].diff().to(mu)
     ahead = (mu - nu)[..., order.to(mu.device)].cumsum(-1)[..., :-1]
     return (ahead.abs() * gaps).sum(-1)
 
@@ -168,5 +168,5 @@ SOLVERS: dict[str, Solver] = {
 
 
 def default_solver(points: Tensor) -> str:
-    """The closed form where the labels lie on a line, else the entropic solver."""
+    """Return the closed form where the labels lie on a line, else the entropic solver."""
     return "log_sinkhorn" if positions_on_line(points) is None else "w1_1d"

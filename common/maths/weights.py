@@ -1,4 +1,4 @@
-"""Weights of sites by how well they fit their own texts (AdaFD, section V.A): always over the sites that are given."""
+"""Weights of sites by how well they fit their own texts (AdaFD, section V.A), over the given sites."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Matrix = NDArray[np.float32]
 Losses = Mapping[str, float]
 Rule = Callable[[Losses], dict[str, float]]
 
-SMALLEST = 1e-12  # a loss of nothing at all would have a reciprocal of infinity
+SMALLEST = 1e-12  # a loss of 0 would have an infinite reciprocal
 
 
 def rnwc(losses: Losses, epsilon: float = 0.0) -> dict[str, float]:
@@ -26,7 +26,7 @@ def enwc(losses: Losses, beta: float = 5.0) -> dict[str, float]:
 
 
 def normalised(shares: Mapping[str, float]) -> dict[str, float]:
-    """Shares as weights that sum to one."""
+    """Normalise shares to sum to one."""
     total = sum(shares.values())
     if not (np.isfinite(total) and total > 0 and min(shares.values()) >= 0):
         raise ValueError(f"these are no weights: {dict(shares)}")
@@ -36,26 +36,26 @@ def normalised(shares: Mapping[str, float]) -> dict[str, float]:
 def per_class(
     losses: Mapping[str, Sequence[float | None]], overall: Losses, rule: Rule
 ) -> dict[str, NDArray[np.float64]]:
-    """The rule for each class by itself: C weights a site.
+    """Apply the rule to each class separately: C weights per site.
 
-    A site that has no text of a class (None) has no say in it, unless nobody has one: then overall losses count.
+    A site without texts of a class (None) gets no weight there; if no site has any, the overall losses count.
     """
     classes = len(next(iter(losses.values())))
-    found = {name: np.zeros(classes) for name in losses}
+    weights = {name: np.zeros(classes) for name in losses}
     for c in range(classes):
         known = {name: loss for name, row in losses.items() if (loss := row[c]) is not None}
         for name, weight in rule(known or overall).items():
-            found[name][c] = weight
-    return found
+            weights[name][c] = weight
+    return weights
 
 
 def best_beta(candidates: Mapping[float, Matrix], reference: NDArray[np.floating]) -> float:
-    """The beta whose ensemble logits have the least CE(reference, softmax(zhat)); the smaller one of two equals."""
+    """Return the beta whose ensemble logits have the least CE(reference, softmax(zhat)); the smaller of two equals."""
     costs = {beta: -(reference * log_probabilities(zhat)).sum(axis=-1).mean() for beta, zhat in candidates.items()}
     return min(sorted(costs), key=lambda beta: costs[beta])
 
 
-# --- what a site says of itself ---
+# --- what a site reports ---
 
 
 def log_probabilities(logits: Matrix) -> NDArray[np.float64]:
@@ -67,11 +67,11 @@ def log_probabilities(logits: Matrix) -> NDArray[np.float64]:
 
 def mean_entropy(logits: Matrix) -> float:
     """Entropy of the predictions, mean over texts, in nats."""
-    said = log_probabilities(logits)
-    return float(-(np.exp(said) * said).sum(axis=-1).mean())
+    log_probs = log_probabilities(logits)
+    return float(-(np.exp(log_probs) * log_probs).sum(axis=-1).mean())
 
 
 def class_losses(logits: Matrix, labels: NDArray[np.int64]) -> list[float | None]:
-    """Mean CE of the texts of each class; None where there is none."""
+    """Mean CE of the texts of each class; None for a class without texts."""
     losses = -log_probabilities(logits)[np.arange(len(labels)), labels]
     return [float(losses[labels == c].mean()) if (labels == c).any() else None for c in range(logits.shape[1])]

@@ -1,1 +1,1 @@
-"""Models: their interface (`text_model`), where they come from (`loading`, `builtin`), and one at work (`learner`)."""
+"""Models: their interface (`text_model`), their sources (`loading`, `builtin`), and training (`learner`)."""

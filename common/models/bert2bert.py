@@ -1,4 +1,4 @@
-"""The model of sites with different tasks: an encoder and a decoder that are shared, and private parts on top (ATC)."""
+"""The model of sites with different tasks: a shared encoder and decoder, and private parts on top (ATC)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IGNORED = -100
 
 
 class MaskHead(nn.Module):
-    """BERT's prediction of masked tokens; its last layer is the encoder's word vectors."""
+    """BERT's prediction of masked tokens; its last layer is tied to the encoder's word vectors."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
@@ -31,15 +31,15 @@ class MaskHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, states: Tensor, words: Tensor) -> Tensor:
-        """Logits of every token of the vocabulary."""
+        """Return logits over the vocabulary for every token."""
         return nn.functional.linear(self.norm(gelu(self.dense(states))), words, self.bias)
 
 
 class MixedModel(TextModel):
-    """BERT2BERT, or a text-to-text model as it is. What travels by default is the encoder alone."""
+    """BERT2BERT, or a text-to-text model as it is. By default only the encoder travels."""
 
     def __init__(self, net: Any, tokenizer: Any, outputs: int, config: ModelConfig, device: torch.device) -> None:
-        nn.Module.__init__(self)  # TextModel's own beginning needs a task that everybody knows
+        nn.Module.__init__(self)  # TextModel's own constructor needs a task that everybody knows
         self.tokenizer, self.max_length, self.device = tokenizer, config.max_length, device
         self.bf16 = config.precision == "bfloat16"
         self.family = (
@@ -69,7 +69,7 @@ class MixedModel(TextModel):
         self.to(device)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a batch that says what is wanted: `masked`, `original`, `targets`, `labels` or `spans`."""
+        """Return the loss of a batch with targets: `masked`, `original`, `targets`, `labels` or `spans`."""
         inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
         wanted = {name: inputs.pop(name) for name in WANTED if name in inputs}
         ((name, answer),) = wanted.items()
@@ -78,9 +78,9 @@ class MixedModel(TextModel):
 
     def _loss(self, name: str, answer: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         if name == "masked":
-            asked = answer != IGNORED
-            logits = self.tokens(self.states(inputs)[asked])
-            return cross_entropy(logits.float(), answer[asked], reduction="sum") / max(1, int(asked.sum()))
+            masked = answer != IGNORED
+            logits = self.tokens(self.states(inputs)[masked])
+            return cross_entropy(logits.float(), answer[masked], reduction="sum") / max(1, int(masked.sum()))
         if name == "labels":
             return cross_entropy(self.scores(inputs), answer)
         if name == "spans":
@@ -96,21 +96,21 @@ class MixedModel(TextModel):
 
     @property
     def width(self) -> int:
-        """Of a hidden state."""
+        """The width of a hidden state."""
         return self.mlm.dense.in_features
 
     def states(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The encoder's last layer."""
-        found: Tensor = self.net.encoder(**inputs).last_hidden_state
-        return found
+        """Return the encoder's last layer."""
+        hidden: Tensor = self.net.encoder(**inputs).last_hidden_state
+        return hidden
 
     def tokens(self, states: Tensor) -> Tensor:
-        """The MLM head's logits."""
-        found: Tensor = self.mlm(states, self.net.encoder.get_input_embeddings().weight)
-        return found
+        """Return the MLM head's logits."""
+        logits: Tensor = self.mlm(states, self.net.encoder.get_input_embeddings().weight)
+        return logits
 
     def scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Logits of the classes, from the first token, or from the mean where a model begins with no such token."""
+        """Return class logits, from the first token, or from the mean for models without such a token."""
         assert self.classifier is not None
         states = self.states(inputs)
         if self.first:
@@ -118,29 +118,29 @@ class MixedModel(TextModel):
         else:
             weights = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
             whole = (states * weights).sum(dim=1) / weights.sum(dim=1)
-        found: Tensor = self.classifier(self.dropout(torch.tanh(self.pooler(whole))))
-        return found.float()
+        logits: Tensor = self.classifier(self.dropout(torch.tanh(self.pooler(whole))))
+        return logits.float()
 
     def span_scores(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """How well each token begins and ends the answer (texts x tokens x 2); padding never does."""
+        """Score each token as first and last of the answer (texts x tokens x 2); padding is ruled out."""
         assert self.classifier is not None
-        found = self.classifier(self.dropout(self.states(inputs))).float()
+        scores = self.classifier(self.dropout(self.states(inputs))).float()
         hidden = inputs["attention_mask"].unsqueeze(-1) == 0
-        masked: Tensor = found.masked_fill(hidden, torch.finfo(torch.float32).min)
+        masked: Tensor = scores.masked_fill(hidden, torch.finfo(torch.float32).min)
         return masked
 
     def represent(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """h: the decoder on synthetic tokens, looking at synthetic features, then the contrast head, mean of places."""
+        """Return h: the decoder on synthetic tokens and features, then the contrast head, averaged over tokens."""
         decoder = self.net.decoder.base_model
         output = decoder(input_ids=tokens, encoder_hidden_states=features, use_cache=False).last_hidden_state
-        found: Tensor = self.contrast(output).float().mean(dim=1)
-        return found
+        vectors: Tensor = self.contrast(output).float().mean(dim=1)
+        return vectors
 
     def write(self, inputs: Mapping[str, Tensor], task: SiteTask) -> list[str]:
-        """Texts that the decoder writes by beam search."""
-        given = {name: inputs[name].to(self.device) for name in ("input_ids", "attention_mask")}
-        found = self.net.generate(
-            **given,
+        """Generate texts by beam search."""
+        prompt = {name: inputs[name].to(self.device) for name in ("input_ids", "attention_mask")}
+        written = self.net.generate(
+            **prompt,
             num_beams=task.beams,
             do_sample=False,
             length_penalty=task.length_penalty,
@@ -148,12 +148,12 @@ class MixedModel(TextModel):
             min_new_tokens=task.fewest,
             max_new_tokens=task.most,
         )
-        return [str(text).strip() for text in self.tokenizer.batch_decode(found, skip_special_tokens=True)]
+        return [str(text).strip() for text in self.tokenizer.batch_decode(written, skip_special_tokens=True)]
 
     # --- states ---
 
     def group(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """The tensors of groups of parameters, by their names on the wire; those that are one and the same, once."""
+        """Return the tensors of groups of parameters by their names on the wire; tied tensors once."""
         return {name: value for name, value in self._whole().items() if group_of(name) in names}
 
     def _travelling(self) -> dict[str, Tensor]:
@@ -163,16 +163,16 @@ class MixedModel(TextModel):
         return {name.removeprefix("net."): value for name, value in self.named_parameters()}
 
     def whole_state(self, copy: bool = True) -> dict[str, Tensor]:
-        """Everything, private parts too, for the site's own checkpoint."""
-        found = {name: tensor.detach().cpu() for name, tensor in self._whole().items()}
-        return {name: tensor.clone() for name, tensor in found.items()} if copy else found
+        """Return everything, private parts included, for the site's own checkpoint."""
+        state = {name: tensor.detach().cpu() for name, tensor in self._whole().items()}
+        return {name: tensor.clone() for name, tensor in state.items()} if copy else state
 
     def load_whole_state(self, state: Mapping[str, Tensor] | State) -> None:
-        """Take up what `whole_state` gave."""
+        """Restore what `whole_state` returned."""
         self.fill(self._whole(), state)
 
     def save(self, folder: Path) -> None:
-        """The shared encoder (of a text-to-text model all of it) and the tokenizer, as plain transformers folders."""
+        """Save the shared encoder (all of a text-to-text model) and the tokenizer as plain transformers folders."""
         with quiet():
             (self.net.encoder if self.net.config.model_type == "encoder-decoder" else self.net).save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -182,28 +182,28 @@ WANTED = ("masked", "original", "targets", "labels", "spans")
 
 
 def group_of(name: str) -> str:
-    """The group that a parameter belongs to, by its name on the wire."""
+    """Return the group of a parameter, by its name on the wire."""
     part = name.split(".")[0]
-    # T5 has one embedding for both halves, and names it before either; its output layer is the decoder's.
+    # T5 has one embedding for both halves, named before either; its output layer belongs to the decoder.
     return {"shared": "encoder", "lm_head": "decoder"}.get(part, part)
 
 
 def moved_by(objective: str) -> tuple[str, ...]:
-    """The groups of parameters that an objective of ASSIGN trains."""
+    """Return the groups of parameters that an objective of ASSIGN trains."""
     return ("encoder", "mlm") if objective == "mlm" else ("encoder", "decoder")
 
 
 def _mask_token(tokenizer: Any) -> int:
-    """The mask, or T5's first sentinel, or the unknown token."""
+    """Return the mask token, or T5's first sentinel, or the unknown token."""
     sentinel = tokenizer.get_vocab().get("<extra_id_0>")
-    found = [token for token in (tokenizer.mask_token_id, sentinel, tokenizer.unk_token_id) if token is not None]
-    if not found:
+    candidates = [token for token in (tokenizer.mask_token_id, sentinel, tokenizer.unk_token_id) if token is not None]
+    if not candidates:
         raise ModelError("the tokenizer has neither a mask nor an unknown token; use another model")
-    return int(found[0])
+    return int(candidates[0])
 
 
 def load_mixed(config: ModelConfig, outputs: int, seed: int) -> MixedModel:
-    """BERT2BERT from the encoder that the configuration names, or its text-to-text model; new parts from the seed."""
+    """Build BERT2BERT from the configured encoder, or load a text-to-text model; new parts are drawn from the seed."""
     if config.lora is not None:
         raise ModelError(f"model {config.name}: a run with task mixed trains whole models; take lora out")
     if config.precision == "float64":
@@ -242,8 +242,8 @@ def _text_to_text(name: str, source: str, settings: Any, load: dict[str, Any]) -
     encoder, report = try_loading(name, "weights", AutoModel.from_pretrained, source, config=settings, **load)
     _check_complete(name, report)
     try:
-        found: Any = AutoModelForCausalLM.from_pretrained(source, config=writing, **load)
-        return EncoderDecoderModel(encoder=encoder, decoder=found[0])
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, config=writing, **load)
+        return EncoderDecoderModel(encoder=encoder, decoder=loaded[0])
     except (ValueError, TypeError) as error:
         raise ModelError(
             f"model {name} ({settings.model_type}) cannot be a decoder; use a BERT-like or a T5-like model ({error})"
@@ -257,7 +257,7 @@ def _check_complete(name: str, report: dict[str, Any]) -> None:
 
 
 def _set_ends(net: Any, model: MixedModel) -> None:
-    """Which token begins and which ends a written text."""
+    """Set the tokens that begin and end a generated text."""
     if net.config.model_type == "encoder-decoder":
         for settings in (net.config, net.generation_config):
             settings.decoder_start_token_id = (model.first or model.last)[0]

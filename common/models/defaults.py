@@ -1,4 +1,4 @@
-"""Rates that a model brings where nobody sets any: by its size, and by whether it comes trained.
+"""Default learning rates of a model: by its size, and by whether it is pretrained.
 
 A run's train.learning_rate or a learner's own learning_rate replaces both; tables of papers set the papers' rates.
 """
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from fedstill.common.models.text_model import TextModel
 
 UNTRAINED = 1e-3  # layers drawn from a seed
-BY_SIZE = ((10_000_000, 3e-4), (60_000_000, 1e-4))  # trained models below so many parameters
-BASE = 2e-5  # larger ones, as the papers have it
-ADAPTERS = 10.0  # times as much for LoRA, at most UNTRAINED
-TOWARDS_OTHERS = 0.1  # of a site's own rate: AdamW's steps have one size, and the ensemble must not drown the labels
+BY_SIZE = ((10_000_000, 3e-4), (60_000_000, 1e-4))  # pretrained models below so many parameters
+BASE = 2e-5  # larger ones, as in the papers
+ADAPTERS = 10.0  # factor for LoRA, at most UNTRAINED
+TOWARDS_OTHERS = 0.1  # of a site's own rate: AdamW's steps have a fixed size and must not drown out the labels
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a model's own learning, and of its steps towards what others say."""
+    """Rates of a model's own training, and of its steps towards other models' predictions."""
 
     local: float
     distil: float
 
 
 def default_rates(model: TextModel, central: bool) -> Rates:
-    """The rates of a model; the central one learns from others alone, so that its two rates are the same."""
+    """Return a model's rates; the central model learns only from others, so that both of its rates are the same."""
     count = sum(value.numel() for value in model.parameters())
     local = UNTRAINED
     if model.pretrained:

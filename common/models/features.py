@@ -15,8 +15,8 @@ BATCH = 64
 
 
 def text_features(model: TextModel, texts: Sequence[Text]) -> NDArray[np.float32]:
-    """One row a text, in their order; the model's head has no part in it."""
-    encoded, found = model.encode(texts), []
+    """Return one row per text, in their order; the model's head is not used."""
+    encoded, means = model.encode(texts), []
     order = np.argsort(encoded.lengths(), kind="stable")
     model.eval()
     with torch.inference_mode():
@@ -24,7 +24,7 @@ def text_features(model: TextModel, texts: Sequence[Text]) -> NDArray[np.float32
             batch = encoded.batch(order[start : start + BATCH])
             last = model.with_states(batch)[1][-1]
             mask = batch["attention_mask"].to(last).unsqueeze(-1)
-            found.append(((last * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
-    rows = np.empty((len(texts), found[0].shape[1] if found else 0), np.float32)
-    rows[order] = np.concatenate(found) if found else rows
+            means.append(((last * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
+    rows = np.empty((len(texts), means[0].shape[1] if means else 0), np.float32)
+    rows[order] = np.concatenate(means) if means else rows
     return rows

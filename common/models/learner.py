@@ -1,4 +1,4 @@
-"""A model at work: training, prediction, and a state to put away and take up again. Knows nothing of Flower."""
+"""A model at work: training, prediction, saving and restoring its state. Independent of Flower."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CENTRAL = "central"  # the name of the server's own model
 
 
 class Batches(Protocol):
-    """Texts that can be had batch by batch."""
+    """Texts that can be read batch by batch."""
 
     def __len__(self) -> int: ...
     def batch(self, rows: Rows) -> dict[str, Tensor]: ...
@@ -38,13 +38,13 @@ Purpose = Literal["local", "distil", "assign"]
 
 
 class Learner:
-    """One model, its optimizers and its randomness."""
+    """One model, its optimizers and its random draws."""
 
     def __init__(self, name: str, model: TextModel, settings: LearnerConfig, train: TrainConfig, seed: int) -> None:
         self.name, self.model, self.seed = name, model, seed
         self.batch_size = settings.batch_size or train.batch_size
-        own, told = default_rates(model, central=name == CENTRAL), settings.learning_rate or train.learning_rate
-        local, distil = (told, told) if told else (own.local, own.distil)
+        defaults, rate = default_rates(model, central=name == CENTRAL), settings.learning_rate or train.learning_rate
+        local, distil = (rate, rate) if rate else (defaults.local, defaults.distil)
         self.rates: dict[Purpose, float] = {
             "local": local, "distil": settings.distill_rate or distil, "assign": local
         }  # fmt: skip
@@ -52,11 +52,11 @@ class Learner:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.compute_seconds = 0.0
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._kept: dict[str, Nested] = {}  # optimizer states read from a checkpoint, until their optimizer is made
+        self._kept: dict[str, Nested] = {}  # optimizer states read from a checkpoint, until their optimizer is created
 
     @contextmanager
     def at(self, *place: object) -> Iterator[None]:
-        """Draw from the seed of this place in the run, and count the time spent computing."""
+        """Seed the draws by this place in the run, and count the time spent computing."""
         began = time.perf_counter()
         with seeded(derive(self.seed, self.name, *place)):
             try:
@@ -75,7 +75,7 @@ class Learner:
         shuffle: bool = True,
         steps: int | None = None,
     ) -> list[float]:
-        """Epochs over `rows` of `texts`; `loss` gets logits and the positions in `rows`. Mean loss of each epoch.
+        """Train epochs over `rows` of `texts`; `loss` gets logits and positions in `rows`. Return each mean loss.
 
         With `steps`, as many epochs as these take, the last one cut short.
         """
@@ -100,27 +100,27 @@ class Learner:
         return means
 
     def logits(self, texts: Encoded, rows: Rows, dropout: bool = False) -> Tensor:
-        """Logits of `rows` with their graph, as one batch."""
+        """Return logits of `rows` with their graph, as one batch."""
         self.model.train(dropout)
-        found: Tensor = self.model(texts.batch(rows))
-        return found
+        logits: Tensor = self.model(texts.batch(rows))
+        return logits
 
     def predict(self, texts: Encoded, rows: Rows, dropout: bool = False) -> NDArray[Any]:
-        """Logits of `rows`, in larger batches of similar length, in the order of `rows`."""
+        """Return logits of `rows`, computed in larger batches of similar length, in the order of `rows`."""
         self.model.train(dropout)
         order = np.argsort(texts.lengths()[rows], kind="stable")
-        found: NDArray[Any] | None = None
+        logits: NDArray[Any] | None = None
         with torch.inference_mode():
             for start in range(0, len(rows), 4 * self.batch_size):
                 places = order[start : start + 4 * self.batch_size]
                 part = self.model(texts.batch(rows[places])).cpu().numpy()
-                if found is None:
-                    found = np.empty((len(rows), part.shape[1]), part.dtype)
-                found[places] = part
-        return np.empty((0, len(self.model.task.labels)), np.float32) if found is None else found
+                if logits is None:
+                    logits = np.empty((len(rows), part.shape[1]), part.dtype)
+                logits[places] = part
+        return np.empty((0, len(self.model.task.labels)), np.float32) if logits is None else logits
 
     def step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-        """One optimizer step down `loss`."""
+        """Take one optimizer step down `loss`."""
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
@@ -128,7 +128,7 @@ class Learner:
         optimizer.step()
 
     def one_step(self, loss: Tensor, purpose: Purpose, practice: Practice) -> None:
-        """One step outside `fit`, for methods that go batch by batch."""
+        """Take one step outside `fit`, for methods that train batch by batch."""
         optimizer = self.optimizer(purpose, practice)
         self.set_rate(optimizer, purpose, practice, 0.0)
         self.step(optimizer, loss)
@@ -136,7 +136,7 @@ class Learner:
     def descend(
         self, losses: Callable[[], Iterable[Tensor]], steps: int, purpose: Purpose, practice: Practice
     ) -> list[float]:
-        """Steps down a sum of losses whose graphs live one at a time; the sum before each step."""
+        """Take steps down a sum of losses, one graph in memory at a time; return the sum before each step."""
         optimizer, sums = self.optimizer(purpose, practice), []
         for done in range(steps):
             self.set_rate(optimizer, purpose, practice, done / steps)
@@ -150,7 +150,7 @@ class Learner:
         return sums
 
     def optimizer(self, purpose: Purpose, practice: Practice) -> torch.optim.Optimizer:
-        """The optimizer of this purpose: a new one if the practice says fresh, else the one that lives on."""
+        """Return the optimizer of this purpose: a new one if the practice says fresh, else the persistent one."""
         key = f"{purpose}-{practice.optimizer}"
         if practice.fresh:
             return self._make(purpose, practice)
@@ -173,12 +173,12 @@ class Learner:
         return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay, fused=True)
 
     def set_rate(self, optimizer: torch.optim.Optimizer, purpose: Purpose, practice: Practice, share: float) -> None:
-        """Give the optimizer the rate that it has when `share` of a call is done."""
+        """Set the optimizer's rate for when `share` of a call is done."""
         for group in optimizer.param_groups:
             group["lr"] = self.rate(purpose, practice, share)
 
     def rate(self, purpose: Purpose, practice: Practice, share: float = 0.0) -> float:
-        """The rate when `share` of a call is done: it rises over the warm-up, then falls to zero, or stays."""
+        """Return the rate when `share` of a call is done: it warms up, then falls to zero or stays."""
         if practice.decay is None:
             return self.rates[purpose]
         start, end = practice.decay
@@ -188,30 +188,30 @@ class Learner:
     # --- states ---
 
     def weights(self, copy: bool = True) -> Arrays:
-        """What travels of the model, as arrays: copies, or views that change when the model does."""
+        """Return the travelling weights as arrays: copies, or views that change with the model."""
         return {name: tensor.numpy() for name, tensor in self.model.trainable_state(copy).items()}
 
     def load_weights(self, arrays: State) -> None:
-        """Take over weights that fit, by name and shape."""
+        """Load weights that match by name and shape."""
         self.model.load_trainable_state(arrays)
 
     def frozen_sum(self) -> str:
-        """A checksum of what adapters leave untouched: it does not travel, so it must be the same everywhere."""
+        """Return a checksum of what adapters leave frozen: it does not travel, so it must be the same everywhere."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.frozen_state().items()):
             digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def whole(self, copy: bool = True) -> Arrays:
-        """The whole model, private parts too, as copies or views; it does not travel."""
+        """Return the whole model, private parts included, as copies or views; it does not travel."""
         return {name: tensor.numpy() for name, tensor in self.model.whole_state(copy).items()}
 
     def load_whole(self, arrays: State) -> None:
-        """Be the model that `whole` gave."""
+        """Load the model that `whole` returned."""
         self.model.load_whole_state(arrays)
 
     def state(self, copy: bool = True) -> Nested:
-        """The whole model and living optimizers, for a checkpoint; weights are copies or views."""
+        """Return the whole model and persistent optimizers, for a checkpoint; weights are copies or views."""
         optimizers: dict[str, Any] = {
             key: {
                 str(index): {name: np.array(torch.as_tensor(value).cpu()) for name, value in entry.items()}
@@ -222,7 +222,7 @@ class Learner:
         return {"model": self.whole(copy), "optimizer": {**optimizers, **self._kept}}
 
     def load_state(self, arrays: Nested) -> None:
-        """Take up a checkpoint that `state` made."""
+        """Restore a checkpoint made by `state`."""
         self.load_whole(arrays["model"])
         self._optimizers, self._kept = {}, dict(arrays.get("optimizer", {}))
 
@@ -235,7 +235,7 @@ class Learner:
 
 
 def together(learners: Sequence[Learner], purpose: Purpose, practice: Practice, total: int) -> Callable[[Tensor], None]:
-    """Takes a step of every learner down a loss that they share, the rates falling over `total` steps as in `fit`."""
+    """Return a function that steps all learners down a shared loss, rates falling over `total` steps as in `fit`."""
     optimizers, done = [learner.optimizer(purpose, practice) for learner in learners], 0
 
     def step(loss: Tensor) -> None:

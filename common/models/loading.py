@@ -21,7 +21,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
-    """The model that the configuration names, with a head for the task; new weights are drawn from the seed."""
+    """Load the configured model with a head for the task; new weights are drawn from the seed."""
     device = pick_device(config.device)
     source, changes, local = locate(config.name)
     from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -64,12 +64,12 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
 
 
 def comes_trained(name: str) -> bool:
-    """Whether a model's layers are trained; folders and hub models are taken to be."""
+    """Return whether a model is pretrained; folders and hub models are taken to be."""
     return name not in BUILTINS or BUILTINS[name].pretrained
 
 
 def locate(name: str) -> tuple[str, dict[str, Any], bool]:
-    """Where to load from, what to change of the configuration, and whether the network must be left alone."""
+    """Return where to load from, what to change in the configuration, and whether to stay off the network."""
     if name in BUILTINS:
         try:
             folder, changes = builtin_folder(name)
@@ -114,13 +114,13 @@ def try_loading(name: str, what: str, load: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _check_label_order(name: str, settings: Any, task: Task) -> None:
-    there = [str(label) for _, label in sorted((settings.id2label or {}).items())]
-    if sorted(there) == sorted(task.labels) and there != list(task.labels):
-        raise ModelError(f"model {name} orders its labels {there}, the task {list(task.labels)}; change task.labels")
+    labels = [str(label) for _, label in sorted((settings.id2label or {}).items())]
+    if sorted(labels) == sorted(task.labels) and labels != list(task.labels):
+        raise ModelError(f"model {name} orders its labels {labels}, the task {list(task.labels)}; change task.labels")
 
 
 def _check_weights(name: str, net: Any, report: dict[str, Any]) -> None:
-    """Only the head may be new. A pooler belongs to it: models trained on words alone have none."""
+    """Refuse new weights outside the head. A pooler belongs to the head: models trained on words alone have none."""
     body = net.base_model_prefix + "."
     wrong = [key for key in report["missing_keys"] if key.startswith(body) and "pooler" not in key]
     wrong += [key[0] for key in report["mismatched_keys"] if key[0].startswith(body)]
@@ -131,7 +131,7 @@ def _check_weights(name: str, net: Any, report: dict[str, Any]) -> None:
 
 
 def check_tokenizer(name: str, tokenizer: Any, net: Any, max_length: int) -> None:
-    # Where the files are absent the library makes a tokenizer of special tokens alone and says nothing.
+    # Without its files the library silently makes a tokenizer of special tokens alone.
     if not tokenizer.is_fast or len(tokenizer) <= len(tokenizer.all_special_ids) + 1:
         raise ModelError(f"model {name}: it has no fast tokenizer; put its tokenizer.json into the folder")
     size = net.get_input_embeddings().num_embeddings
@@ -144,7 +144,7 @@ def check_tokenizer(name: str, tokenizer: Any, net: Any, max_length: int) -> Non
         net.config.pad_token_id = tokenizer.pad_token_id
     positions = getattr(net.config, "max_position_embeddings", None) or -1
     if net.config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        positions -= net.config.pad_token_id + 1  # these count positions from behind the padding number
+        positions -= net.config.pad_token_id + 1  # these count positions from the padding number on
     if 0 < positions < max_length:
         raise ModelError(f"model {name} takes texts of at most {positions} tokens; set max_length to that or lower")
 

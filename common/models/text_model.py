@@ -21,11 +21,11 @@ from fedstill.common.states import State, differences, shapes_of
 
 
 class ModelError(ValueError):
-    """A model that cannot be loaded or used; the text says what to do."""
+    """A model cannot be loaded or used; the text says what to do."""
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device of that name; `auto` is the first CUDA device, or the CPU where there is none."""
+    """Return the device of that name; `auto` is the first CUDA device, or the CPU if there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -42,7 +42,7 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """What half precision computed, in float32; float64 stays."""
+    """Return half precision as float32; float64 stays."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -58,27 +58,27 @@ class TextModel(nn.Module):
         self.device = device
         self.bf16 = bf16
         self.family: str = net.config.model_type
-        self.dtype: torch.dtype = next(net.parameters()).dtype  # float64 where that was asked for, else float32
+        self.dtype: torch.dtype = next(net.parameters()).dtype  # float64 where requested, else float32
         self.writes: bool = bool(net.config.is_encoder_decoder)
         self.adapted: bool = hasattr(net, "peft_config")
-        self.pretrained = True  # whether its layers come trained
+        self.pretrained = True  # whether its layers are pretrained
         if self.writes:
             self._words = _label_tokens(tokenizer, task).to(device)
 
     def encode(self, texts: Sequence[Text]) -> Encoded:
-        """Token numbers of the texts, for `Encoded.batch`."""
+        """Tokenize the texts, for `Encoded.batch`."""
         return encode(self.tokenizer, texts, self.max_length)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Logits (texts x classes), in float32 or in the model's own float64."""
+        """Return logits (texts x classes), in float32 or in the model's own float64."""
         inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = self._write(inputs) if self.writes else self.net(**inputs).logits
-        found: Tensor = logits if logits.dtype == torch.float64 else logits.float()
-        return found
+        widened: Tensor = logits if logits.dtype == torch.float64 else logits.float()
+        return widened
 
     def with_states(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits, and the encoder's hidden states (texts x tokens x width) from the embeddings to the last layer."""
+        """Return logits, and the encoder's hidden states (texts x tokens x width), embeddings to last layer."""
         inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             if self.writes:
@@ -92,7 +92,7 @@ class TextModel(nn.Module):
     # --- texts as points in embedding space ---
 
     def check_takes_embeddings(self) -> None:
-        """Refuse a model that cannot start from embeddings."""
+        """Refuse a model that cannot take embeddings as inputs."""
         base = self._base()
         entry = base.get_encoder().forward if self.writes else base.forward
         if "inputs_embeds" not in inspect.signature(entry).parameters:
@@ -103,18 +103,18 @@ class TextModel(nn.Module):
 
     @property
     def embedding(self) -> nn.Embedding:
-        """The word embeddings; what the model adds to them (positions, norms) is not part of it."""
-        found: nn.Embedding = self._base().get_input_embeddings()
-        return found
+        """The word embeddings, without what the model adds to them (positions, norms)."""
+        table: nn.Embedding = self._base().get_input_embeddings()
+        return table
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Rows of the word embeddings, as the model itself would look them up."""
-        found: Tensor = self.embedding(tokens.to(self.device))
-        return found
+        """Return rows of the word embeddings, as the model itself looks them up."""
+        vectors: Tensor = self.embedding(tokens.to(self.device))
+        return vectors
 
     @contextmanager
     def frozen_embeddings(self) -> Iterator[None]:
-        """No gradient reaches the word embeddings inside, nor an output layer that is tied to them."""
+        """Keep gradients from the word embeddings inside, and from an output layer tied to them."""
         weight = self.embedding.weight
         before = weight.requires_grad
         weight.requires_grad_(False)
@@ -125,7 +125,7 @@ class TextModel(nn.Module):
             weight.requires_grad_(before)
 
     def from_embeddings(self, theta: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """What the model says of pseudo texts (texts x tokens x width) wherever it has to answer, and what is right.
+        """Return the model's answers to pseudo texts (texts x tokens x width), and the right ones.
 
         A classifier answers once a text: logits over classes, and the class. A text-to-text model answers at every
         token of the label's word, with the tokens before it given: logits over the vocabulary, and the token.
@@ -143,17 +143,17 @@ class TextModel(nn.Module):
                 decoder_input_ids=base.prepare_decoder_input_ids_from_labels(targets),
                 use_cache=False,
             )
-        there = targets >= 0
-        return at_least_float32(output.logits)[there], targets[there]
+        answered = targets >= 0
+        return at_least_float32(output.logits)[answered], targets[answered]
 
     def _base(self) -> Any:
         return self.net.get_base_model() if self.adapted else self.net
 
     def _write(self, inputs: dict[str, Tensor], states: Tensor | None = None) -> Tensor:
-        """Class c scores the log-probability that the decoder writes label word c, its end included.
+        """Score class c by the log-probability that the decoder writes label word c, its end included.
 
-        Less the mean over classes: a word's log-probability is far below zero for all of them, and averaged with
-        the logits of classifiers that offset would weigh more than what the model says.
+        The mean over classes is subtracted: log-probabilities of words are far below zero, and averaged with
+        classifiers' logits that offset would outweigh the model's prediction.
         """
         texts, classes = len(inputs["input_ids"]), len(self._words)
         base = self._base()
@@ -166,68 +166,68 @@ class TextModel(nn.Module):
             decoder_input_ids=base.prepare_decoder_input_ids_from_labels(targets),
             use_cache=False,
         )
-        said = at_least_float32(output.logits).log_softmax(dim=-1)
-        # Padded places hold -100; they read token 0 and are then left out of the sum.
-        tokens = said.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        log_probs = at_least_float32(output.logits).log_softmax(dim=-1)
+        # Padded positions hold -100; they read token 0 and are then left out of the sum.
+        tokens = log_probs.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         scores: Tensor = tokens.masked_fill(targets < 0, 0.0).sum(dim=-1)
         scores = scores.view(texts, classes)
         return scores - scores.mean(dim=-1, keepdim=True)
 
     def trainable_state(self, copy: bool = True) -> dict[str, Tensor]:
-        """What travels: parameters and buffers, or adapters and head alone with LoRA; copies, or the tensors."""
-        found = {name: tensor.detach().cpu() for name, tensor in self._travelling().items()}
-        return {name: tensor.clone() for name, tensor in found.items()} if copy else found
+        """Return what travels: parameters and buffers, or with LoRA adapters and head alone; as copies or views."""
+        state = {name: tensor.detach().cpu() for name, tensor in self._travelling().items()}
+        return {name: tensor.clone() for name, tensor in state.items()} if copy else state
 
     def load_trainable_state(self, state: Mapping[str, Tensor] | State) -> None:
-        """Take over a state of exactly these names and shapes, array by array."""
+        """Load a state of exactly these names and shapes, array by array."""
         self.fill(self._travelling(), state)
 
     def whole_state(self, copy: bool = True) -> dict[str, Tensor]:
-        """What a checkpoint keeps: here, what travels."""
+        """Return what a checkpoint keeps: here, what travels."""
         return self.trainable_state(copy)
 
     def load_whole_state(self, state: Mapping[str, Tensor] | State) -> None:
-        """Take up what `whole_state` gave."""
+        """Restore what `whole_state` returned."""
         self.load_trainable_state(state)
 
-    def fill(self, own: Mapping[str, Tensor], state: Mapping[str, Tensor] | State) -> None:
+    def fill(self, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor] | State) -> None:
         """Copy a state of exactly these names and shapes into tensors of this model."""
-        wrong = differences(shapes_of(state), shapes_of(own))
+        wrong = differences(shapes_of(state), shapes_of(tensors))
         if wrong:
             shown = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
             raise ModelError(
                 f"this state does not fit a {self.family} model: {shown}; use the same model on both sides"
             )
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in tensors.items():
                 value = state[name]
                 tensor.copy_(value if isinstance(value, Tensor) else torch.from_numpy(np.array(value)))
 
     def trainable_parameters(self) -> dict[str, Tensor]:
-        """The parameters among what travels, by the names they travel under."""
+        """Return the parameters that travel, by their names on the wire."""
         return {name: tensor for name, tensor in self._travelling().items() if tensor.requires_grad}
 
     def frozen_state(self) -> dict[str, Tensor]:
-        """What does not travel under adapters: it must be the same on both sides. Empty without LoRA."""
+        """Return what does not travel under adapters and must be the same on both sides. Empty without LoRA."""
         if not self.adapted:
             return {}
         frozen = {name: value.detach().cpu() for name, value in self.net.named_parameters() if not value.requires_grad}
-        # the head that peft put aside for the trained one is never used
+        # peft never uses the original head, which the trained one replaces
         return {name: value for name, value in frozen.items() if ".original_module." not in name}
 
     def _travelling(self) -> dict[str, Tensor]:
         if self.adapted:
             return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, tensor in self.net.state_dict(keep_vars=True).items():
             if id(tensor) not in seen:  # tied weights, such as T5's three names of one embedding, travel once
                 seen.add(id(tensor))
-                found[name] = tensor
-        return found
+                tensors[name] = tensor
+        return tensors
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer as plain transformers folders; adapters are merged into the weights first."""
+        """Save model and tokenizer as plain transformers folders; adapters are merged into the weights first."""
         net = copy.deepcopy(self.net).merge_and_unload() if self.adapted else self.net
         with quiet():
             net.save_pretrained(folder)
@@ -235,7 +235,7 @@ class TextModel(nn.Module):
 
 
 def _label_tokens(tokenizer: Any, task: Task) -> Tensor:
-    """Tokens of each label word with the end of sequence, padded with -100."""
+    """Return the tokens of each label word with the end of sequence, padded with -100."""
     rows: list[list[int]] = [tokenizer(text_target=word).input_ids for word in task.label_words]
     if len({tuple(row) for row in rows}) < len(rows):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Texts turned into token numbers once, kept small, and padded batch by batch."""
+"""Texts tokenized once, stored compactly, and padded batch by batch."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Encoded:
         return len(self.starts) - 1
 
     def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of every text."""
+        """Return the number of tokens of every text."""
         return np.diff(self.starts)
 
     def followed_by(self, second: Encoded) -> Encoded:
-        """Two sets of one tokenizer as one, the second behind the first."""
+        """Concatenate two sets of the same tokenizer."""
         columns = {name: np.concatenate([values, second.columns[name]]) for name, values in self.columns.items()}
         return replace(self, columns=columns, starts=np.concatenate([self.starts, self.starts[-1] + second.starts[1:]]))
 
     def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
-        """The rows as tensors, padded to the longest of them on the side that the model wants."""
+        """Return the rows as tensors, padded to the longest on the side that the model expects."""
         rows = np.asarray(rows, dtype=np.int64)
         lengths = self.starts[rows + 1] - self.starts[rows]
         longest = int(lengths.max(initial=1))
@@ -46,16 +46,16 @@ class Encoded:
         offset = (longest - lengths)[:, None] if self.left else np.zeros((len(rows), 1), np.int64)
         mask = (column >= offset) & (column < offset + lengths[:, None])
         place = (self.starts[rows][:, None] + column - offset)[mask]
-        found = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
+        tensors = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
         for name, values in self.columns.items():
             padded = np.full(mask.shape, self.padding[name], np.int64)
             padded[mask] = values[place]
-            found[name] = torch.from_numpy(padded)
-        return found
+            tensors[name] = torch.from_numpy(padded)
+        return tensors
 
 
 def encode(tokenizer: Any, texts: Sequence[Text], max_length: int) -> Encoded:
-    """Tokenise every text, cut to `max_length`; a text without any token becomes one padding token that counts."""
+    """Tokenize every text, cut to `max_length`; a text without tokens becomes one unknown (or padding) token."""
     names = [name for name in ("input_ids", "token_type_ids") if name in tokenizer.model_input_names]
     spare = next((i for i in (tokenizer.unk_token_id, tokenizer.pad_token_id) if i is not None), 0)
     columns: dict[str, list[NDArray[np.int32]]] = {name: [] for name in names}

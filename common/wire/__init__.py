@@ -1,7 +1,7 @@
-"""What server and sites say to each other, how it is checked, and how it is packed.
+"""The messages between server and sites, how they are checked, and how they are encoded.
 
-`messages` has Ask and Reply, `checks` what a usable Reply looks like, `encoding` and `compression` the bytes, `frames`
-the stream, `flower_records` plain Flower messages, `spool` large bodies on disk.
+`messages` has Ask and Reply, `checks` the tests of a Reply, `encoding` and `compression` the bytes, `frames` the
+stream, `flower_records` plain Flower messages, `spool` large bodies on disk.
 """
 
 from fedstill.common.states import Arrays

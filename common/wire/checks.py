@@ -1,4 +1,4 @@
-"""What a usable Reply looks like: checks that the server runs before a method sees it."""
+"""Checks that the server runs on a Reply before a method sees it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedstill.common.wire.encoding import Facts
 from fedstill.common.wire.errors import WireError
 from fedstill.common.wire.messages import Ask, Reply, items
 
-LARGEST = 1e6  # a logit beyond it is no model's: its mean with others' would be its own
+LARGEST = 1e6  # no model has such a logit: it would dominate a mean
 
 
 def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
-    """The check of an Ask for predictions: these rows, in this order, `classes` finite numbers each."""
+    """Return a check for predictions: these rows, in this order, `classes` finite numbers each."""
     asked = items(rows)
 
     def check(reply: Reply) -> None:
-        logits, said = reply.arrays.get("logits"), reply.arrays.get("items")
-        if logits is None or said is None:
+        logits, sent = reply.arrays.get("logits"), reply.arrays.get("items")
+        if logits is None or sent is None:
             raise WireError("predictions without `items` or `logits`")
-        if not np.array_equal(said, asked):
+        if not np.array_equal(sent, asked):
             raise WireError(f"predictions for other items than asked, or in another order; asked: {_few(rows)}")
         if logits.shape != (len(rows), classes):
             raise WireError(f"predictions of shape {logits.shape} instead of {(len(rows), classes)}")
@@ -35,15 +35,15 @@ def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
 
 
 def same_shapes(like: State) -> Callable[[Reply], None]:
-    """The check of an Ask for a model state: the same names and shapes as `like`, fractions where it has fractions."""
+    """Return a check for a model state: the names and shapes of `like`, floats where it has floats."""
     shapes, kinds = shapes_of(like), kinds_of(like)
 
     def check(reply: Reply) -> None:
         wrong = differences(shapes_of(reply.arrays), shapes)
         if wrong:
             raise WireError(f"{len(wrong)} arrays differ from the central model's: " + "; ".join(wrong[:8]))
-        found = kinds_of(reply.arrays)
-        other = [name for name, kind in kinds.items() if found.get(name, kind) != kind]
+        sent = kinds_of(reply.arrays)
+        other = [name for name, kind in kinds.items() if sent.get(name, kind) != kind]
         if other:
             raise WireError(
                 f"array {other[0]!r} has whole numbers where fractions are wanted, or fractions for whole ones"
@@ -53,7 +53,7 @@ def same_shapes(like: State) -> Callable[[Reply], None]:
 
 
 def class_counts(classes: int, name: str = "counts") -> Callable[[Reply], None]:
-    """The check of an Ask for class counts: a whole number for each class, the sum being the site's texts."""
+    """Return a check for class counts: an integer for each class, summing to the site's texts."""
 
     def check(reply: Reply) -> None:
         counts = reply.arrays.get(name)
@@ -66,28 +66,28 @@ def class_counts(classes: int, name: str = "counts") -> Callable[[Reply], None]:
 
 
 def all_of(*checks: Callable[[Reply], None]) -> Callable[[Reply], None]:
-    """Every one of these checks, in order."""
+    """Return a check that runs all of these, in order."""
 
     def check(reply: Reply) -> None:
-        for one in checks:
-            one(reply)
+        for inner in checks:
+            inner(reply)
 
     return check
 
 
 def shaped(shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Reply], None]:
-    """The check of an Ask for arrays of these names and shapes, and no others."""
+    """Return a check for arrays of these names and shapes, and no others."""
 
     def check(reply: Reply) -> None:
-        found = {name: value.shape for name, value in reply.arrays.items()}
-        if found != {name: tuple(shape) for name, shape in shapes.items()}:
-            raise WireError(f"arrays {found} instead of {dict(shapes)}")
+        sent = {name: value.shape for name, value in reply.arrays.items()}
+        if sent != {name: tuple(shape) for name, shape in shapes.items()}:
+            raise WireError(f"arrays {sent} instead of {dict(shapes)}")
 
     return check
 
 
 def check_reply(ask: Ask, reply: Reply) -> None:
-    """Refuse a Reply with numbers that are not finite, or that is not what the Ask wanted."""
+    """Refuse a Reply with numbers that are not finite, or that fails the Ask's check."""
     lazy = isinstance(reply.arrays, LazyState)
     for name in reply.arrays:
         blocks = blocks_of(reply.arrays, name) if lazy else (reply.arrays[name],)
@@ -101,7 +101,7 @@ _SHOWN = {"epsilon", "delta", "left", "noise_multiplier", "clip", "predictions"}
 
 
 def check_metrics(reply: Reply, greeting: Facts) -> None:
-    """Refuse metrics that nobody could calculate with: a site may change neither its size nor the form."""
+    """Refuse metrics that are not usable numbers, and a number of texts other than the site joined with."""
     metrics = reply.metrics
     if not _finite(metrics):
         raise WireError("its metrics have NaN or infinite values")
@@ -116,9 +116,9 @@ def check_metrics(reply: Reply, greeting: Facts) -> None:
 
 
 def _finite(value: Any) -> bool:
-    """Whether all numbers in a JSON value are finite."""
+    """Return whether all numbers in a JSON value are finite."""
     if isinstance(value, dict | list):
-        return all(_finite(one) for one in (value.values() if isinstance(value, dict) else value))
+        return all(_finite(item) for item in (value.values() if isinstance(value, dict) else value))
     return not isinstance(value, float) or math.isfinite(value)
 
 

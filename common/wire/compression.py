@@ -16,7 +16,7 @@ _HALF = float(np.finfo(np.float16).max)
 
 
 def pack(arrays: State, encoding: Encoding) -> State:
-    """The predictions among the arrays, encoded; everything else as it is."""
+    """Encode the predictions among the arrays; everything else stays as is."""
     if encoding == "float32":
         return arrays
     packed: Arrays = {}
@@ -34,19 +34,19 @@ def pack(arrays: State, encoding: Encoding) -> State:
 
 
 def unpack(arrays: State) -> State:
-    """What `pack` was given, as near as its encoding allows; whoever reads it need not know which that was."""
+    """Undo `pack`, as closely as its encoding allows; the reader need not know which one it was."""
     if not any(name in arrays for name in PREDICTIONS):
         return arrays
-    found: Arrays = {}
+    unpacked: Arrays = {}
     for name, value in arrays.items():
         bounds = arrays.get(_BOUNDS.format(name))
         if name in PREDICTIONS and value.dtype == np.float16:
-            found[name] = value.astype(np.float32)
+            unpacked[name] = value.astype(np.float32)
         elif name in PREDICTIONS and bounds is not None:
-            found[name] = _spread(name, value, bounds)
+            unpacked[name] = _spread(name, value, bounds)
         elif not any(name == _BOUNDS.format(other) for other in PREDICTIONS):
-            found[name] = value
-    return found
+            unpacked[name] = value
+    return unpacked
 
 
 def _spread(name: str, value: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -56,18 +56,18 @@ def _spread(name: str, value: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     return (low + value.astype(np.float64) * ((high - low) / 255)).astype(np.float32)
 
 
-# --- whole numbers: rows would otherwise take more room than their predictions ---
+# --- integers: rows would otherwise take more room than their predictions ---
 
-Recipe = tuple[str | int, ...]  # how the numbers are made again of what travels; empty: they are what travels
+Recipe = tuple[str | int, ...]  # how to rebuild the numbers from what travels; empty: they travel as they are
 MOST = 1 << 24  # numbers that a range may stand for
-_EXACT = 1 << 53  # numbers that JSON keeps
+_EXACT = 1 << 53  # integers that JSON represents exactly
 
 
 def shorten(value: np.ndarray) -> tuple[np.ndarray, Recipe]:
-    """What travels for an array, and its recipe.
+    """Return what travels for an array, and its recipe.
 
-    Numbers that count evenly, such as the rows of a batch, are three numbers in the recipe; a rising choice among few,
-    such as drawn rows, is a bit for each; others go into four bytes where they fit.
+    Evenly spaced numbers, such as the rows of a batch, become three numbers in the recipe; an increasing choice among
+    few, such as drawn rows, becomes one bit each; others use four bytes where they fit.
     """
     if value.dtype != np.int64 or not value.size:
         return value, ()
@@ -87,7 +87,7 @@ def shorten(value: np.ndarray) -> tuple[np.ndarray, Recipe]:
 
 
 def restored_shape(dtype: str, shape: tuple[int, ...], recipe: Recipe) -> tuple[int, ...]:
-    """The shape that the recipe will make; a recipe that makes nothing is a ValueError."""
+    """Return the shape that the recipe makes; raise ValueError if it makes none."""
     kind, *numbers = recipe
     whole = all(isinstance(number, int) and abs(number) < _EXACT for number in numbers)
     if kind == "range" and dtype == "int64" and shape == (0,) and whole and len(numbers) == 3 and numbers[2]:
@@ -104,14 +104,14 @@ def restored_shape(dtype: str, shape: tuple[int, ...], recipe: Recipe) -> tuple[
 
 
 def restore(value: np.ndarray, recipe: Recipe) -> np.ndarray:
-    """The numbers again; a ValueError if there are more or fewer than the recipe says."""
+    """Rebuild the numbers; raise ValueError if there are more or fewer than the recipe says."""
     kind, *numbers = recipe
     if kind == "range":
         return np.arange(*map(int, numbers), dtype=np.int64)
     if kind == "int32":
         return value.astype(np.int64)
     start, count = int(numbers[0]), int(numbers[1])
-    found = start + np.flatnonzero(np.unpackbits(value)).astype(np.int64)
-    if found.size != count:
-        raise ValueError(f"{found.size} numbers are marked, and {count} were announced")
-    return found
+    restored = start + np.flatnonzero(np.unpackbits(value)).astype(np.int64)
+    if restored.size != count:
+        raise ValueError(f"{restored.size} numbers are marked, and {count} were announced")
+    return restored

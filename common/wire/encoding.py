@@ -17,7 +17,7 @@ from fedstill.common.wire.compression import MOST, restored_shape, shorten
 from fedstill.common.wire.errors import WireError
 from fedstill.common.wire.spool import Place
 
-Facts = dict[str, Any]  # JSON values: numbers, words, lists and tables of them
+Facts = dict[str, Any]  # JSON values: numbers, strings, lists and tables of them
 Packed = tuple[bytes, list[memoryview]]  # the head of a frame, and the arrays' bytes behind it
 
 SIDES = 32  # of an array
@@ -25,7 +25,7 @@ DTYPES = {"float16", "float32", "float64", "int8", "uint8", "int16", "int32", "i
 
 
 def encode(arrays: State, facts: Facts) -> Packed:
-    """The JSON head of a frame and the arrays' bytes behind it, in order and without copying floats."""
+    """Encode the JSON head of a frame and the arrays' bytes after it, in order and without copying floats."""
     described, buffers = [], []
     for name, value in arrays.items():
         short, recipe = shorten(np.asarray(value, order="C"))
@@ -37,13 +37,13 @@ def encode(arrays: State, facts: Facts) -> Packed:
 
 
 def decode(head: bytes, body: memoryview) -> tuple[Arrays, Facts]:
-    """The arrays (views of `body`) and facts of a frame; a head that does not fit its body is refused."""
+    """Decode the arrays (views of `body`) and facts of a frame; refuse a head that does not match its body."""
     places, facts = describe(head, len(body))
     return {name: _view(body, name, place) for name, place in places.items()}, facts
 
 
 def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
-    """Where each array lies in a body of this length, and the facts; a head that does not fit is refused."""
+    """Return where each array lies in a body of this length, and the facts; refuse a head that does not match."""
     try:
         facts = json.loads(head)
         described = [
@@ -53,7 +53,7 @@ def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WireError(f"the head of a frame cannot be read: {type(error).__name__}") from None
     places: dict[str, Place] = {}
-    at = told = 0
+    at = in_ranges = 0
     for name, dtype, shape, recipe in described:
         if dtype not in DTYPES or name in places or any(side < 0 for side in shape):
             raise WireError(
@@ -71,8 +71,8 @@ def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
             places[name] = Place(dtype, restored_shape(dtype, shape, recipe) if recipe else shape, count, at, recipe)
         except (ValueError, TypeError) as error:
             raise WireError(f"array {name[:80]!r}: {str(error)[:500]}") from None
-        told += places[name].shape[0] if recipe and recipe[0] == "range" else 0
-        if told > MOST:  # a few bytes stand for a range: many of them would fill the memory
+        in_ranges += places[name].shape[0] if recipe and recipe[0] == "range" else 0
+        if in_ranges > MOST:  # a range takes only a few bytes: many of them would fill the memory
             raise WireError(f"the ranges of a frame stand for more than {MOST:,} numbers")
         at += size
     if at != length:
@@ -81,7 +81,7 @@ def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
 
 
 def _sides(shape: Any) -> tuple[int, ...]:
-    """A shape that came over the wire, if it is one."""
+    """Validate a shape received over the wire."""
     if not isinstance(shape, list) or len(shape) > SIDES:
         raise ValueError
     if any(type(side) is not int or abs(side) >= 1 << 48 for side in shape):
@@ -97,13 +97,13 @@ def _view(body: memoryview, name: str, place: Place) -> np.ndarray:
 
 
 def size_of(arrays: State, facts: Facts) -> int:
-    """How many bytes a frame with this content would have."""
+    """Return the size in bytes of a frame with this content."""
     head, buffers = encode(arrays, facts)
     return len(head) + sum(len(buffer) for buffer in buffers)
 
 
 def chunks(head: bytes, buffers: list[memoryview], prefix: bytes, size: int) -> Iterator[bytes]:
-    """Cut the buffers into messages of `size` bytes, prefix and head on top of the first, copying each byte once."""
+    """Cut the buffers into messages of `size` bytes, prefix and head added to the first, copying each byte once."""
     pending: list[bytes | memoryview] = [prefix, head]
     room = size
     for buffer in buffers:

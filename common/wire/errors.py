@@ -1,7 +1,7 @@
-"""What cannot be used of what came over the wire."""
+"""The error of what cannot be used from the wire."""
 
 from __future__ import annotations
 
 
 class WireError(ValueError):
-    """Something that came over the wire cannot be used; the text says what and why."""
+    """Something received over the wire cannot be used; the text says what and why."""

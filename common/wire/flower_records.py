@@ -1,4 +1,4 @@
-"""The same content as Flower's records; the only file that knows them. `messages` mode sends these."""
+"""The same content as Flower's records; the only file that uses them. `messages` mode sends these."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedstill.common.wire.errors import WireError
 
 
 def to_records(arrays: State, facts: Facts) -> RecordDict:
-    """The same content as a Flower RecordDict."""
+    """Return the content as a Flower RecordDict."""
     record = ArrayRecord({name: _to_array(value) for name, value in arrays.items()})
     return RecordDict({"arrays": record, "facts": ConfigRecord({"json": json.dumps(facts)})})
 
 
 def from_records(content: RecordDict) -> tuple[Arrays, Facts]:
-    """Arrays and facts of a RecordDict that `to_records` made."""
+    """Return the arrays and facts of a RecordDict that `to_records` made."""
     try:
         facts = json.loads(str(content.config_records["facts"]["json"]))
         arrays = {name: _from_array(name, value) for name, value in content.array_records["arrays"].items()}

@@ -1,4 +1,4 @@
-"""Frames on the gRPC stream: how one is cut into messages and put together again. Both ends of the stream use it."""
+"""Frames on the gRPC stream: cutting into messages and reassembly. Both ends of the stream use it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedstill.common.wire.spool import Spool, SpooledState
 METHOD = "/fedstill.Exchange/Session"
 CHUNK = 1 << 20
 HEAD_LIMIT = 8 << 20
-WINDOW = 8 << 20  # bytes of a stream on their way; at 100 ms there and back still 80 MB/s
+WINDOW = 8 << 20  # bytes in flight per stream; at a 100 ms round trip still 80 MB/s
 WINDOWS = 32 << 20  # of all streams of a server together
-DOOR_LIMIT = 1 << 20  # of head and body of what somebody says who is not known yet
+DOOR_LIMIT = 1 << 20  # head and body of a frame from a caller not yet identified
 _PREFIX = struct.Struct("<4sBQIQ")  # magic, kind, number of the Ask, length of the head, length of the body
 _MAGIC = b"FST1"
 
@@ -27,7 +27,7 @@ HELLO, WELCOME, READY, ASK, REPLY, ERROR, CLOSE = range(1, 8)
 
 @dataclass(frozen=True)
 class Frame:
-    """One thing said on the stream."""
+    """One message on the stream."""
 
     kind: int
     number: int = 0
@@ -36,24 +36,24 @@ class Frame:
 
     @cached_property
     def packed(self) -> Packed:
-        """Encoded once, however often it is measured and sent."""
+        """The encoded content, computed once however often it is measured and sent."""
         return encode(self.arrays, self.facts)
 
     @classmethod
     def of(cls, kind: int, number: int, packed: Packed) -> Frame:
-        """A frame whose content is encoded already."""
+        """Build a frame from content that is already encoded."""
         frame = cls(kind, number)
         frame.__dict__["packed"] = packed
         return frame
 
 
 def window(streams: int) -> int:
-    """A stream's window: many streams share what a few would have, so that memory does not grow with the sites."""
+    """Return a stream's window: many streams share one budget, so that memory does not grow with the sites."""
     return max(1 << 20, min(WINDOW, WINDOWS // streams))
 
 
 def grpc_options(keep_alive: float, streams: int = 1) -> list[tuple[str, int]]:
-    """Both ends ping an idle stream, so that a dead peer is noticed and no middlebox forgets the connection."""
+    """Return gRPC options: both ends ping an idle stream, so that a dead peer is noticed and no middlebox drops it."""
     milliseconds = int(keep_alive * 1000)
     return [
         ("grpc.max_receive_message_length", _PREFIX.size + HEAD_LIMIT + CHUNK),
@@ -65,14 +65,14 @@ def grpc_options(keep_alive: float, streams: int = 1) -> list[tuple[str, int]]:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", milliseconds // 4),
         ("grpc.http2.min_ping_interval_without_data_ms", milliseconds // 4),
         ("grpc.so_reuseport", 0),
-        # left to its own estimate, gRPC takes in far more than a busy reader reads, and holds it in memory
+        # with its own estimate, gRPC buffers far more than a busy reader reads
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", window(streams)),
     ]
 
 
 def check_travels(frame: Frame, limit: int) -> None:
-    """Refuse a frame that cannot be sent before it is queued: while it is being sent it would break the connection."""
+    """Refuse a frame that cannot be sent before it is queued: failing while sending would break the connection."""
     head, buffers = frame.packed
     body = sum(len(buffer) for buffer in buffers)
     if len(head) > HEAD_LIMIT:
@@ -82,7 +82,7 @@ def check_travels(frame: Frame, limit: int) -> None:
 
 
 def cut(frame: Frame) -> Iterator[bytes]:
-    """The messages of a frame, made one at a time as gRPC's flow control takes them."""
+    """Yield the messages of a frame, one at a time as gRPC's flow control takes them."""
     head, buffers = frame.packed
     body = sum(len(buffer) for buffer in buffers)
     prefix = _PREFIX.pack(_MAGIC, frame.kind, frame.number, len(head), body)
@@ -96,9 +96,9 @@ def join(
     spool: Spool | None = None,
     head_limit: int = HEAD_LIMIT,
 ) -> Iterator[Frame]:
-    """The frames in a stream of messages; one that is malformed or longer than `limit` raises WireError.
+    """Yield the frames in a stream of messages; one that is malformed or longer than `limit` raises WireError.
 
-    With a spool the body of a large frame goes to disk as it arrives, and its arrays are read one at a time.
+    With a spool, the body of a large frame is written to disk as it arrives, and its arrays are read one at a time.
     """
     arriving = iter(messages)
     for message in arriving:
@@ -127,7 +127,7 @@ def join(
 def _body(
     first: memoryview, length: int, arriving: Iterator[bytes], count: Callable[[int], None]
 ) -> Iterator[bytes | memoryview]:
-    """The body of a frame: the rest of its first message, and as many more messages as it needs."""
+    """Yield the body of a frame: the rest of its first message, and as many more messages as it needs."""
     at = len(first)
     if at > length:
         raise WireError("a frame is longer than it announced")
@@ -144,10 +144,10 @@ def _body(
 
 
 def _collect(first: memoryview, pieces: Iterable[bytes | memoryview], length: int) -> memoryview:
-    """A body in memory."""
+    """Collect a body in memory."""
     if len(first) == length:
         return first
-    # Pages are taken only as bytes arrive; numpy would ask for huge ones, and the kernel stalls to find them.
+    # Pages are allocated only as bytes arrive; numpy would ask for huge pages, and the kernel stalls to find them.
     body = memoryview(mmap.mmap(-1, length))
     at = 0
     for piece in pieces:
@@ -157,7 +157,7 @@ def _collect(first: memoryview, pieces: Iterable[bytes | memoryview], length: in
 
 
 def _to_disk(head: bytes, pieces: Iterable[bytes | memoryview], length: int, spool: Spool) -> tuple[State, Facts]:
-    """A body on disk, its head checked before anything is written."""
+    """Write a body to disk, after checking its head."""
     places, facts = describe(head, length)
     try:
         file = spool.open()

@@ -1,4 +1,4 @@
-"""Ask and Reply: what server and sites say to each other."""
+"""Ask and Reply: the messages between server and sites."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fedstill.common.wire.encoding import Facts, Packed, encode
 
 @dataclass(frozen=True)
 class Ask:
-    """A question to nodes: a verb, arrays and settings for all, `each` for a part per node, `to` for some of them."""
+    """A question to nodes: a verb, arrays and settings for all, `each` with parts per node, `to` for some of them."""
 
     verb: str
     arrays: State = field(default_factory=dict)
     settings: Facts = field(default_factory=dict)
     each: Mapping[str, Facts] = field(default_factory=dict)
     to: tuple[str, ...] | None = None
-    check: Callable[[Reply], None] | None = None  # stays with the asker: what a usable Reply looks like
+    check: Callable[[Reply], None] | None = None  # stays with the asker: the check of a Reply
     optional: bool = False  # too few answers do not end the run
 
     def part_for(self, node: str, place: Facts | None = None) -> Ask:
-        """What one node is told: the common part and its own, arrays among the latter joined to the arrays."""
-        own = {**self.each.get(node, {}), **(place or {})}
-        arrays = {name: value for name, value in own.items() if isinstance(value, np.ndarray)}
-        settings = {name: value for name, value in own.items() if not isinstance(value, np.ndarray)}
+        """Return one node's Ask: the common part and its own, with arrays in the latter added to the arrays."""
+        extra = {**self.each.get(node, {}), **(place or {})}
+        arrays = {name: value for name, value in extra.items() if isinstance(value, np.ndarray)}
+        settings = {name: value for name, value in extra.items() if not isinstance(value, np.ndarray)}
         return Ask(self.verb, {**self.arrays, **arrays}, {**self.settings, **settings})
 
 
@@ -43,25 +43,25 @@ class Reply:
 
     @cached_property
     def packed(self) -> Packed:
-        """As it travels; encoded once for the limits, the ledger and the stream."""
+        """The encoded Reply, computed once for the limits, the ledger and the stream."""
         return encode(self.arrays, {"metrics": self.metrics})
 
     @property
     def size(self) -> int:
-        """Bytes on the wire."""
+        """The size in bytes on the wire."""
         head, buffers = self.packed
         return len(head) + sum(len(buffer) for buffer in buffers)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a node's answer to an Ask is missing."""
+    """Why a node did not answer an Ask."""
 
     node: str
     reason: str
-    gone: bool = False  # late or lost: it is not asked again before the next round
+    gone: bool = False  # late or lost: not asked again before the next round
 
 
 def items(rows: np.ndarray) -> np.ndarray:
-    """Eight bytes that stand for these rows in this order: every prediction carries them instead of a list of ids."""
+    """Return eight bytes that stand for these rows in this order: predictions carry them instead of a list of ids."""
     return np.frombuffer(hashlib.blake2b(np.asarray(rows, "<i8").tobytes(), digest_size=8).digest(), np.uint8)

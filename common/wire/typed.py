@@ -1,7 +1,7 @@
 """Typed messages: frozen dataclasses whose fields travel as the arrays and facts of an Ask or a Reply.
 
 An `np.ndarray` field is an array of its name, a `State` field takes every other array, a `Facts` field every other
-fact, a `Practice` field its own few facts; anything else is a fact of its name. What has its default does not travel.
+fact, a `Practice` field its own few facts; any other field is a fact of its name. Defaults do not travel.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Field:
     default: Any
     required: bool
     wanted: str  # its types, in words
-    fits: tuple[type, ...]  # the JSON types that it takes; () for any
-    choices: tuple[Any, ...]  # the values that it takes; () for any
+    fits: tuple[type, ...]  # the JSON types that it accepts; () for any
+    choices: tuple[Any, ...]  # the values that it accepts; () for any
     is_tuple: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What a kind of message is made of, worked out once."""
+    """The parts of a kind of message, computed once."""
 
     fields: tuple[Field, ...]
     arrays: frozenset[str]  # by name; others only where there is a state
@@ -59,17 +59,17 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What one half of a method says to the other; subclasses are frozen dataclasses."""
+    """A message between the two halves of a method; subclasses are frozen dataclasses."""
 
     _form: ClassVar[Form | None] = None
 
     def to_wire(self) -> tuple[State, Facts]:
-        """The arrays and facts of this message."""
+        """Return the arrays and facts of this message."""
         return to_wire(type(self), self.__dict__)
 
     @classmethod
     def from_wire(cls, arrays: State, facts: Mapping[str, Any]) -> Self:
-        """The message again; a WireError names what is missing, of the wrong type or not part of it."""
+        """Build the message; a WireError names what is missing, of the wrong type or not part of it."""
         form, values = check_parts(cls, arrays, facts), dict[str, Any]()
         for field in form.fields:
             if field.kind == "array" and field.key in arrays:
@@ -79,7 +79,7 @@ class Message:
                 values[field.name] = tuple(value) if field.is_tuple and value is not None else value
             elif field.kind == "practice":
                 values[field.name] = Practice.from_facts(facts)
-            elif field.kind == "state":  # as it is, if it can be: a lazy state stays lazy
+            elif field.kind == "state":  # unchanged if possible: a lazy state stays lazy
                 named = form.arrays
                 values[field.name] = {n: arrays[n] for n in arrays if n not in named} if named else arrays
             elif field.kind == "facts":
@@ -88,7 +88,7 @@ class Message:
 
 
 def to_wire(kind: type[Message], values: Mapping[str, Any]) -> tuple[State, Facts]:
-    """Some fields of a message as arrays and facts, such as those that differ from site to site."""
+    """Return some fields of a message as arrays and facts, such as those that differ between sites."""
     arrays: State = {}
     facts: Facts = {}
     for field in (kind.__dict__.get("_form") or form_of(kind)).fields:
@@ -109,36 +109,36 @@ def to_wire(kind: type[Message], values: Mapping[str, Any]) -> tuple[State, Fact
 
 
 def check_parts(kind: type[Message], arrays: State, facts: Mapping[str, Any]) -> Form:
-    """Refuse parts that are missing, of the wrong type or no part of this kind of message; no array is made."""
+    """Refuse parts that are missing, of the wrong type or unknown to this kind of message; no array is computed."""
     form: Form = kind.__dict__.get("_form") or form_of(kind)
     for field in form.fields:
-        there: Mapping[str, Any] = arrays if field.kind == "array" else facts
+        parts: Mapping[str, Any] = arrays if field.kind == "array" else facts
         if field.kind not in ("array", "fact"):
             continue
-        if field.key not in there:
+        if field.key not in parts:
             if field.required:
                 raise WireError(f"{kind.__name__}: {field.key!r} is missing")
         elif field.kind == "fact" and field.wanted:
             value = facts[field.key]
             right = value in field.choices if field.choices else isinstance(value, field.fits)
             if not right or (type(value) is bool and bool not in field.fits):
-                said = f"{type(value).__name__} {str(value)[:40]!r}"
-                raise WireError(f"{kind.__name__}: {field.key!r} is {said} where {field.wanted} is wanted")
-    strange = [] if form.any_array else [name for name in arrays if name not in form.arrays]
-    strange += [] if form.any_fact else [key for key in facts if key not in form.facts]
-    if strange:
-        raise WireError(f"{kind.__name__}: {strange[0][:80]!r} is no part of it")
+                shown = f"{type(value).__name__} {str(value)[:40]!r}"
+                raise WireError(f"{kind.__name__}: {field.key!r} is {shown} where {field.wanted} is wanted")
+    unknown = [] if form.any_array else [name for name in arrays if name not in form.arrays]
+    unknown += [] if form.any_fact else [key for key in facts if key not in form.facts]
+    if unknown:
+        raise WireError(f"{kind.__name__}: {unknown[0][:80]!r} is no part of it")
     return form
 
 
 def undeclared(kind: type[Message], arrays: Iterable[str]) -> list[str]:
-    """The names among these that are no array of this kind of message."""
+    """Return the names that are no array of this kind of message."""
     form = form_of(kind)
     return [] if form.any_array else [name for name in arrays if name not in form.arrays]
 
 
 def form_of(kind: type[Message]) -> Form:
-    """How the fields of a message class travel, by their types; a type that cannot be read fails here."""
+    """Return how the fields of a message class travel, by their types; an unsupported type fails here."""
     if kind.__dict__.get("_form") is None:
         hints = typing.get_type_hints(kind)
         fields = tuple(_field(field, hints[field.name]) for field in dataclasses.fields(kind))
@@ -151,8 +151,8 @@ def form_of(kind: type[Message]) -> Form:
             "state" in kinds,
             "facts" in kinds,
         )
-    found: Form = kind.__dict__["_form"]
-    return found
+    form: Form = kind.__dict__["_form"]
+    return form
 
 
 def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
@@ -196,5 +196,5 @@ def _called(kind: Any) -> str:
 
 
 def named(key: str, **options: Any) -> Any:
-    """A field that travels under another name than its own, such as `lambda`."""
+    """Declare a field that travels under another name than its own, such as `lambda`."""
     return dataclasses.field(metadata={"key": key}, **options)

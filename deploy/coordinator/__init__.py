@@ -1,1 +1,1 @@
-"""What a coordinator sets up: certificates, keys of sites, the SuperLink."""
+"""What a coordinator sets up: certificates, the sites' keys, the SuperLink."""

@@ -1,4 +1,4 @@
-"""A private certificate authority and server certificates; certificates that are weak or out of date are refused."""
+"""A private certificate authority and server certificates; weak or expired certificates are refused."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ AUTHORITY_DAYS = 3650
 
 
 class CertificateError(ValueError):
-    """A certificate or its key that must not be used; the text says why and what to do."""
+    """A certificate or key that must not be used; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Where the authority's certificate and the server's pair lie."""
+    """Paths of the authority's certificate and the server's certificate and key."""
 
     authority: Path
     certificate: Path
@@ -33,7 +33,7 @@ class Certificates:
 
     @classmethod
     def of(cls, folder: Path) -> Certificates:
-        """By the names that `make_certificates` and `fedstill certs` give them."""
+        """Use the file names that `make_certificates` and `fedstill certs` give."""
         return cls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
 
 
@@ -47,7 +47,7 @@ def make_certificates(folder: Path, hosts: tuple[str, ...] = ("localhost", "127.
 
 
 def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> Path:
-    """Make an authority whose key stays in `folder` (ca.key, mode 600); one that is there already is never replaced."""
+    """Make an authority whose key stays in `folder` (ca.key, mode 600); an existing one is never replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "ca.key").exists() or (folder / "ca.crt").exists():
         raise CertificateError(f"{folder}: there is an authority already; every site would have to get a new ca.crt")
@@ -58,7 +58,7 @@ def make_authority(folder: Path, days: int = AUTHORITY_DAYS) -> Path:
 
 
 def make_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Certificates:
-    """A new key and certificate for the server, signed by the authority in `folder`; also to renew an old one."""
+    """Make a key and certificate for the server, signed by the authority in `folder`; also renews an old pair."""
     if not hosts:
         raise CertificateError("no host: name every address under which sites reach the coordinator, with --host")
     key_file = folder / "ca.key"
@@ -75,7 +75,7 @@ def make_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Certifi
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """The first certificate of a PEM file."""
+    """Read the first certificate of a PEM file."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
@@ -85,29 +85,29 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def weaknesses(certificate: x509.Certificate, now: datetime | None = None) -> list[str]:
-    """Why a certificate must not be trusted: its key, its signature, its dates. Empty if it may be."""
+    """List why a certificate must not be trusted: its key, its signature, its dates. Empty if it may be."""
     now, key = now or datetime.now(UTC), certificate.public_key()
-    found: list[str] = []
+    reasons: list[str] = []
     if isinstance(key, rsa.RSAPublicKey) and key.key_size < 2048:
-        found.append(f"its RSA key has {key.key_size} bits; 2048 are the least")
+        reasons.append(f"its RSA key has {key.key_size} bits; 2048 are the least")
     if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.key_size < 256:
-        found.append(f"its curve has {key.curve.key_size} bits; 256 are the least")
+        reasons.append(f"its curve has {key.curve.key_size} bits; 256 are the least")
     if isinstance(key, dsa.DSAPublicKey):
-        found.append("its key is DSA, which is not used any more")
-    signed = certificate.signature_hash_algorithm  # none for Ed25519, which brings its own
+        reasons.append("its key is DSA, which is not used any more")
+    signed = certificate.signature_hash_algorithm  # none for Ed25519, which has its own
     if isinstance(signed, (hashes.SHA1, hashes.MD5)):
-        found.append(f"it is signed with {signed.name.upper()}, which can be forged")
+        reasons.append(f"it is signed with {signed.name.upper()}, which can be forged")
     if now > certificate.not_valid_after_utc:
-        found.append(f"it expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+        reasons.append(f"it expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
     if now < certificate.not_valid_before_utc:
-        found.append(
+        reasons.append(
             f"it is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on; is this machine's clock right?"
         )
-    return found
+    return reasons
 
 
 def check_server(files: Certificates) -> x509.Certificate:
-    """The server's certificate, if it, its key and its authority may be used together."""
+    """Return the server's certificate if it, its key and its authority are valid together."""
     authority, server = read_certificate(files.authority), read_certificate(files.certificate)
     _refuse(files.authority, weaknesses(authority))
     _refuse(files.certificate, weaknesses(server))
@@ -134,7 +134,7 @@ def check_server(files: Certificates) -> x509.Certificate:
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """The names and addresses that a certificate is good for."""
+    """Return the names and addresses that a certificate is valid for."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -155,7 +155,7 @@ def check_secret(path: Path) -> None:
 
 
 def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
-    """Write a private key that its owner alone can read; an existing one is not overwritten unless told."""
+    """Write a private key that only its owner can read; an existing one is overwritten only on request."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
@@ -167,9 +167,9 @@ def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
         ) from None
 
 
-def _refuse(path: Path, found: list[str]) -> None:
-    if found:
-        raise CertificateError(f"{path}: {'; '.join(found)}. Make a new one: fedstill certs")
+def _refuse(path: Path, reasons: list[str]) -> None:
+    if reasons:
+        raise CertificateError(f"{path}: {'; '.join(reasons)}. Make a new one: fedstill certs")
 
 
 def _authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
@@ -197,10 +197,10 @@ def _write_server(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
         .sign(signing, hashes.SHA384())
     )
-    made = Certificates.of(folder)
-    write_secret(made.key, _pem(key), replace=True)
-    made.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    return made
+    files = Certificates.of(folder)
+    write_secret(files.key, _pem(key), replace=True)
+    files.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
+    return files
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -1,4 +1,4 @@
-"""Sites' key pairs as Flower's node authentication wants them, and which of them a SuperLink lets in."""
+"""The sites' key pairs for Flower's node authentication, and which of them a SuperLink admits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedstill.deploy.coordinator.certificates import CertificateError, check_sec
 
 
 def new_key(path: Path, comment: str = "") -> Path:
-    """Make an ECDSA pair (P-384): the private half at `path`, mode 600, never overwritten; the public one beside it."""
+    """Make an ECDSA pair (P-384): the private key at `path`, mode 600, never overwritten; the public key beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     secret = key.private_bytes(
@@ -35,7 +35,7 @@ def new_key(path: Path, comment: str = "") -> Path:
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's private key, if nobody else on the machine can read it and Flower can use it."""
+    """Read a site's private key; refuse one that others on the machine can read or Flower cannot use."""
     check_secret(path)
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
@@ -49,13 +49,13 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def public_half(key: ec.EllipticCurvePrivateKey) -> str:
-    """The line that the coordinator registers."""
+    """Return the public key as the coordinator registers it."""
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return public.decode()
 
 
 def fingerprint(public: str) -> str:
-    """What `ssh-keygen -l` shows of a public key, short enough to read out on the telephone."""
+    """Return the fingerprint that `ssh-keygen -l` shows, short enough to read out on the phone."""
     try:
         raw = base64.b64decode(public.split()[1], validate=True)
     except (IndexError, ValueError):
@@ -63,11 +63,11 @@ def fingerprint(public: str) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(raw).digest()).decode().rstrip("=")
 
 
-# --- which keys a SuperLink lets in; Flower keeps no names, so a book beside its config.toml does ---
+# --- which keys a SuperLink admits; Flower keeps no names, so a file beside its config.toml does ---
 
 
 def register(public: Path, name: str, connection: str, env: Mapping[str, str]) -> int:
-    """`flwr supernode register`, and the site's name into the book."""
+    """Run `flwr supernode register`, and keep the site's name."""
     try:
         text = public.read_text()
     except OSError as error:
@@ -77,7 +77,7 @@ def register(public: Path, name: str, connection: str, env: Mapping[str, str]) -
     shown, book = fingerprint(text), _book(connection, env)
     if name in {entry["name"] for entry in book.values()}:
         raise CertificateError(f"a site {name!r} is registered already; revoke it first: fedstill keys revoke {name}")
-    with tempfile.NamedTemporaryFile("w", suffix=".pub") as copy:  # so that /dev/stdin will do, which is read once
+    with tempfile.NamedTemporaryFile("w", suffix=".pub") as copy:  # /dev/stdin works too: it can be read only once
         copy.write(text)
         copy.flush()
         answer = flower.call(["supernode", "register", copy.name, connection, "--name", name, "--format", "json"], env)
@@ -88,7 +88,7 @@ def register(public: Path, name: str, connection: str, env: Mapping[str, str]) -
 
 
 def registered(connection: str, env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """`flwr supernode list`, with the names and fingerprints that the book has."""
+    """Run `flwr supernode list`, and add the names and fingerprints that were kept."""
     answer, book = flower.call(["supernode", "list", connection, "--format", "json"], env), _book(connection, env)
     rows = []
     for node in [node for node in answer.get("nodes", []) if node["status"] != "unregistered"]:
@@ -107,7 +107,7 @@ def registered(connection: str, env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def revoke(name: str, connection: str, env: Mapping[str, str]) -> int:
-    """`flwr supernode unregister` by the site's name or node number: from now on its key opens nothing."""
+    """Run `flwr supernode unregister` by the site's name or node number: its key is void from now on."""
     book = _book(connection, env)
     numbers = [number for number, entry in book.items() if name in (number, entry["name"])]
     if not numbers and not name.isdigit():
@@ -132,5 +132,5 @@ def _book(connection: str, env: Mapping[str, str]) -> dict[str, dict[str, str]]:
 def _write_book(connection: str, env: Mapping[str, str], book: Mapping[str, Any]) -> None:
     path = _book_path(env)
     path.parent.mkdir(parents=True, exist_ok=True)
-    everything = json.loads(path.read_text()) if path.exists() else {}
-    write_atomically(path, json.dumps({**everything, connection: dict(book)}, indent=1))
+    books = json.loads(path.read_text()) if path.exists() else {}
+    write_atomically(path, json.dumps({**books, connection: dict(book)}, indent=1))

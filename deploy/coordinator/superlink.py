@@ -15,7 +15,7 @@ EVERYWHERE = ("0.0.0.0", "[::]", "::")
 
 @dataclass(frozen=True)
 class Listening:
-    """Addresses of the coordinator: for its own commands, for SuperNodes, for streams."""
+    """The coordinator's addresses: for its own commands, for SuperNodes, for streams."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -29,7 +29,7 @@ Prepared = tuple[list[str], dict[str, str], dict[str, Any]]
 
 
 def prepare(where: Listening, folder: Path | None, state: Path, name: str, insecure: bool = False) -> Prepared:
-    """The command, its environment and the connection that was written into Flower's config; certificates checked."""
+    """Check the certificates and add the connection to Flower's config; return command, environment and connection."""
     if (folder is None) != insecure:
         raise ConfigError(
             "--certificates names the folder that `fedstill certs new` made; --insecure is for a trial on one machine. "
@@ -55,19 +55,19 @@ def prepare(where: Listening, folder: Path | None, state: Path, name: str, insec
         env.update(FEDSTILL_CERTIFICATE=str(files.certificate), FEDSTILL_KEY=str(files.key))
         connection = {"root-certificates": str(files.authority)}
     env["FEDSTILL_ADVERTISE"] = where.advertise or _called(hosts[0], where.stream)
-    own = hosts[0] if where.host in EVERYWHERE else where.host
-    if folder is not None and own not in hosts:
+    host = hosts[0] if where.host in EVERYWHERE else where.host
+    if folder is not None and host not in hosts:
         raise ConfigError(
-            f"--host {own} is not among the certificate's hosts ({', '.join(hosts)}), so that no command could trust "
-            f"it: fedstill certs server --host {hosts[0]} --host {own}"
+            f"--host {host} is not among the certificate's hosts ({', '.join(hosts)}), so that no command could trust "
+            f"it: fedstill certs server --host {hosts[0]} --host {host}"
         )
-    connection = {"address": f"{own}:{where.port}", **connection}
+    connection = {"address": f"{host}:{where.port}", **connection}
     home = Path(env.get("FLWR_HOME") or Path.home() / ".flwr")
     flower.add_connection(home, name, connection)
     return command, env, connection
 
 
 def _called(host: str, listen: str) -> str:
-    """The stream's address as a site calls it: the host of its certificate, unless it listens on one address only."""
-    own, _, port = listen.rpartition(":")
-    return f"{host if own in EVERYWHERE else own}:{port}"
+    """Return the stream's address for sites: the certificate's host, unless the stream listens on one address only."""
+    listening, _, port = listen.rpartition(":")
+    return f"{host if listening in EVERYWHERE else listening}:{port}"

@@ -13,7 +13,7 @@ HERE = ("process", "local", "simulation")
 
 
 class RunFailed(RuntimeError):
-    """The run did not finish; the text says why, as far as it is known."""
+    """The run did not finish; the text says why, as far as known."""
 
 
 def start(

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a run before anything is started or written."""
+"""Checks of a run before anything is started or written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedstill.strategies import find_method
 
 
 def check_run(config: RunConfig, on: str) -> None:
-    """What can be known to be wrong before anything is started or written."""
+    """Refuse a run with errors that show before anything is started or written."""
     find_method(config.method)
     if not config.sites and on in HERE:
         raise ConfigError("sites: the run names no sites; write a [[sites]] table with a name and a model for each")

@@ -1,4 +1,4 @@
-"""A whole federation on this machine: Flower's SuperLink, and a SuperNode a site or Flower's simulation."""
+"""A whole federation on this machine: Flower's SuperLink, with one SuperNode per site or Flower's simulation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONNECTION = "local"
 
 
 def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watch, secure: bool = False) -> None:
-    """Start the processes, run, and end them all; returns only if the run really finished."""
+    """Start the processes, run, and end them all; return only if the run really finished."""
     home = folder / "flower"
     env = flower.environment(home)
     env.update(FEDSTILL_STATE=str(folder / "sites"), OMP_NUM_THREADS=env.get("OMP_NUM_THREADS", "1"))
@@ -74,7 +74,7 @@ def _start_supernode(
 
 
 def _follow(folder: Path, processes: Processes, status: Callable[[], str], watch: Watch) -> None:
-    """Hand every new event to `watch` until the run ends; Flower has the last word on how it ended."""
+    """Pass every new event to `watch` until the run ends; Flower's status decides whether it succeeded."""
     events = tail_events(folder / "events.jsonl")
     began = time.time()
     asked, server, end = time.monotonic(), 0, None
@@ -83,7 +83,7 @@ def _follow(folder: Path, processes: Processes, status: Callable[[], str], watch
             if event is None:
                 break
             if _seconds(event) < began - 1:
-                continue  # of an earlier start of this run
+                continue  # from an earlier start of this run
             watch(event)
             server = int(event.get("pid", server))
             if event["event"] in ("run_finished", "run_failed"):
@@ -95,22 +95,22 @@ def _follow(folder: Path, processes: Processes, status: Callable[[], str], watch
         gone = server and not alive(server)
         if gone or (not server and time.monotonic() - asked > 15):
             asked = time.monotonic()
-            if (said := status()).startswith("finished") or gone:
-                raise RunFailed(f"the ServerApp is gone (Flower says {said}):\n{processes.tail('superlink')}")
+            if (state := status()).startswith("finished") or gone:
+                raise RunFailed(f"the ServerApp is gone (Flower says {state}):\n{processes.tail('superlink')}")
         time.sleep(0.2)
     if end["event"] == "run_failed":
         raise RunFailed(str(end["reason"]))
     patience = time.monotonic() + 30
     while alive(server) and time.monotonic() < patience:
         time.sleep(0.1)
-    while not (said := status()).startswith("finished") and time.monotonic() < patience:
+    while not (state := status()).startswith("finished") and time.monotonic() < patience:
         time.sleep(1)
-    if said != "finished:completed":
-        raise RunFailed(f"the method finished, but Flower says {said}; see {folder / 'logs'}")
+    if state != "finished:completed":
+        raise RunFailed(f"the method finished, but Flower says {state}; see {folder / 'logs'}")
 
 
 def tail_events(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Every event of a run as it is written; None whenever there is no new one yet."""
+    """Yield every event of a run as it is written; None whenever there is no new one yet."""
     while not path.exists():
         yield None
     with path.open(encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""A federation in this very process: no Flower and no network, the same method, sites and Asks."""
+"""A federation in this process: no Flower and no network, the same method, sites and Asks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from fedstill.server.record import Record, recorded
 
 @dataclass(eq=False)
 class InProcess:
-    """A federation and its sites, side by side."""
+    """A federation and its sites."""
 
     federation: Federation
     nodes: list[Node]
 
     def link(self) -> Link:
-        """Calls instead of messages; every site is admitted as over a network."""
+        """Return a link of plain calls; every site is admitted as over a network."""
         return LocalLink(self.nodes, self.federation.admission())
 
     def run(self, resume: bool = False) -> Facts:
-        """All rounds; the run's summary."""
+        """Run all rounds; return the run's summary."""
         self.federation.announce()
         return self.federation.run(self.link(), resume)
 
 
 def assemble(config: RunConfig, record: Record | Path, sites: Path | None = None, run: str | None = None) -> InProcess:
-    """Put a run together in a folder; its sites keep their states under `sites`, by default inside it."""
+    """Assemble a run in a folder; its sites keep their states under `sites`, by default inside it."""
     federation = Federation(config, record)
     folder = federation.record.folder
     states = folder / "sites" if sites is None else sites
@@ -43,6 +43,6 @@ def assemble(config: RunConfig, record: Record | Path, sites: Path | None = None
 
 
 def run_in_process(config: RunConfig, folder: Path, resume: bool = False, watch: Watch = lambda event: None) -> Facts:
-    """Server and sites in this process, recorded as any run; the run's summary."""
+    """Run server and sites in this process, recorded as any run; return the run's summary."""
     with recorded(config, folder, resume, watch) as record:
         return assemble(config, record).run(resume)

@@ -1,4 +1,4 @@
-"""Flower's simulation: how many clients it has, and whether every site gets an actor."""
+"""Flower's simulation: its number of clients, and whether every site gets an actor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedstill.common.config import ConfigError, RunConfig
 
 
 def check_actors(config: RunConfig) -> None:
-    """A session of the simulation holds its actor: refuse to start a run that would wait for one for ever."""
+    """Refuse a run with too few actors: a site's session holds its actor, so the run would wait for ever."""
     if config.exchange.link != "stream":
         return
     simulation, sites = config.simulation, config.expected_sites
@@ -29,13 +29,13 @@ def check_actors(config: RunConfig) -> None:
 
 
 def simulation_settings(config: RunConfig) -> dict[str, Any]:
-    """Flower's names for the number of clients and what each takes."""
+    """Return the number of clients and the resources of each, under Flower's names."""
     simulation = config.simulation
-    found = {
+    settings = {
         "num_supernodes": config.expected_sites,
         "client_resources_num_cpus": simulation.client_cpus,
         "client_resources_num_gpus": simulation.client_gpus,
         "init_args_num_cpus": simulation.cpus,
         "init_args_num_gpus": simulation.gpus,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}

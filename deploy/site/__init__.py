@@ -1,1 +1,1 @@
-"""What a site runs: its checks, its presence, its SuperNode."""
+"""What a site runs: its checks, its sign-off, its SuperNode."""

@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong at a site before its SuperNode starts, each with its cure."""
+"""Checks of a site before its SuperNode starts, each with its remedy."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fedstill.deploy.coordinator.certificates import read_certificate, weaknesse
 from fedstill.deploy.coordinator.keys import fingerprint, public_half, read_key
 from fedstill.deploy.site import probe
 
-MOST_SECONDS = 60.0  # between the two clocks; from 5 s ahead or 305 s behind on the SuperLink refuses every call
-CHECKPOINTS = 3  # that a site keeps at the same time
+MOST_SECONDS = 60.0  # between the two clocks; the SuperLink refuses every call from 5 s ahead or 305 s behind on
+CHECKPOINTS = 3  # checkpoints that a site keeps at the same time
 GB = 1_000_000_000
 Load = Callable[[], Any]
 
@@ -39,15 +39,15 @@ class Check:
 
 
 class Failed(Exception):
-    """A check that did not pass, with what to do about it."""
+    """A check that did not pass, and its remedy."""
 
-    def __init__(self, said: str, cure: str) -> None:
-        super().__init__(said)
+    def __init__(self, reason: str, cure: str) -> None:
+        super().__init__(reason)
         self.cure = cure
 
 
 def check_site(site: SiteFile, state: Path) -> Iterator[Check]:
-    """The whole list, in the order in which a person would look; a failed check does not stop the others."""
+    """Run all checks in the order in which a person would look; a failed check does not stop the others."""
     load = cache(lambda: _model(site))
     steps: list[tuple[str, Callable[[], str], str]] = [
         ("versions", versions, "install what fedstill asks for: pip install -U fedstill"),
@@ -63,9 +63,9 @@ def check_site(site: SiteFile, state: Path) -> Iterator[Check]:
         ("disk", lambda: disk(load, state), "make room, or set state in site.toml to a folder on another disk"),
         ("limits", lambda: limits(site), "see `fedstill methods` and docs/tutorials/between-organisations.md"),
     ]
-    for name, look, cure in steps:
+    for name, run_check, cure in steps:
         try:
-            yield Check(name, True, look())
+            yield Check(name, True, run_check())
         except Failed as error:
             yield Check(name, False, str(error), error.cure)
         except (ValueError, OSError, probe.ProbeError, RuntimeError, MemoryError) as error:
@@ -73,16 +73,16 @@ def check_site(site: SiteFile, state: Path) -> Iterator[Check]:
 
 
 def versions() -> str:
-    """What is installed, beside what fedstill asks for."""
+    """Compare the installed versions with what fedstill requires."""
     wanted = {r.name: r for r in map(Requirement, metadata.requires("fedstill") or []) if r.marker is None}
-    found = {name: metadata.version(name) for name in ("fedstill", "flwr", "torch", "transformers")}
-    for name, version in found.items():
+    installed = {name: metadata.version(name) for name in ("fedstill", "flwr", "torch", "transformers")}
+    for name, version in installed.items():
         if name in wanted and not wanted[name].specifier.contains(version, prereleases=True):
             raise Failed(
                 f"{name} {version} is installed, and fedstill needs {wanted[name].specifier}",
                 f"pip install '{name}{wanted[name].specifier}'",
             )
-    return ", ".join(f"{name} {version}" for name, version in found.items())
+    return ", ".join(f"{name} {version}" for name, version in installed.items())
 
 
 def address(site: SiteFile) -> str:
@@ -93,7 +93,7 @@ def address(site: SiteFile) -> str:
 
 
 def tls(site: SiteFile) -> str:
-    """The SuperLink's certificate, seen with the eyes of this site's authority."""
+    """Check the SuperLink's certificate against this site's authority."""
     if site.insecure:
         return "off (insecure = true): for a trial on one machine only"
     if site.root_certificates is None:
@@ -101,10 +101,10 @@ def tls(site: SiteFile) -> str:
             "site.toml names no authority, so that anybody could pose as the coordinator",
             'write: root_certificates = "ca.crt"; or insecure = true for a trial on one machine',
         )
-    found = weaknesses(read_certificate(site.root_certificates))
-    if found:
+    reasons = weaknesses(read_certificate(site.root_certificates))
+    if reasons:
         raise Failed(
-            f"{site.root_certificates} must not be used: {'; '.join(found)}", "ask the coordinator for a new ca.crt"
+            f"{site.root_certificates} must not be used: {'; '.join(reasons)}", "ask the coordinator for a new ca.crt"
         )
     assert_address(site)
     shown = probe.handshake(str(site.superlink), site.root_certificates)
@@ -112,7 +112,7 @@ def tls(site: SiteFile) -> str:
 
 
 def key(site: SiteFile) -> str:
-    """The private key can be used, and its public half."""
+    """Check that the private key can be used; show its public half."""
     if site.private_key is None:
         if site.insecure:
             return "none (insecure = true)"
@@ -125,11 +125,11 @@ def key(site: SiteFile) -> str:
 
 
 def clock(site: SiteFile) -> str:
-    """This machine's clock beside the SuperLink's."""
+    """Compare this machine's clock with the SuperLink's."""
     if site.insecure:
         return "not compared: a SuperLink without node authentication does not tell its time"
-    _, authority, own = _trust(site)
-    ahead = probe.clock_ahead(lambda d: probe.knock(str(site.superlink), authority, own, d).in_time)
+    _, authority, key = _trust(site)
+    ahead = probe.clock_ahead(lambda d: probe.knock(str(site.superlink), authority, key, d).in_time)
     if ahead is None:
         raise Failed("is more than an hour away from the SuperLink's", "set it by NTP: timedatectl set-ntp true")
     if abs(ahead) > MOST_SECONDS:
@@ -141,20 +141,20 @@ def clock(site: SiteFile) -> str:
 
 
 def known(site: SiteFile) -> str:
-    """The SuperLink knows this site's key."""
+    """Check that the SuperLink knows this site's key."""
     if site.insecure:
         return "not needed (insecure = true)"
-    address, authority, own = _trust(site)
-    answer = probe.knock(address, authority, own)
+    address, authority, key = _trust(site)
+    answer = probe.knock(address, authority, key)
     if not answer.in_time:
         raise Failed("cannot be seen while the clocks differ", "set the clock first")
     if not answer.known:
-        public = public_half(own)
+        public = public_half(key)
         raise Failed(
             f"the SuperLink does not know this key, {fingerprint(public)}",
             f"send the .pub file to the coordinator, who runs: fedstill keys register {site.name}.pub {site.name}",
         )
-    return f"the SuperLink knows {fingerprint(public_half(own))}"
+    return f"the SuperLink knows {fingerprint(public_half(key))}"
 
 
 def _trust(site: SiteFile) -> tuple[str, Path, Any]:
@@ -166,13 +166,13 @@ def _trust(site: SiteFile) -> tuple[str, Path, Any]:
 
 
 def assert_address(site: SiteFile) -> None:
-    """Nothing on the network can be looked at without an address."""
+    """Refuse network checks without an address."""
     if site.superlink is None:
         raise Failed("cannot be seen without an address", "set superlink")
 
 
 def data(site: SiteFile) -> str:
-    """The site's texts are there and have their columns; how many of each label."""
+    """Check that the site's texts are there and have their columns; count each label."""
     if site.task is not None:
         from fedstill.common.data.site_tasks import Work
 
@@ -191,31 +191,31 @@ def _own(site: SiteFile) -> tuple[Any, Any]:
     from fedstill.common.data.tasks import load_task
 
     assert site.data is not None
-    own = site.data
-    settings = {"train": own.private, "public": own.public, "text": own.text, "label": own.label}
+    data = site.data
+    settings = {"train": data.private, "public": data.public, "text": data.text, "label": data.label}
     return load_task(TaskConfig.model_validate({"name": "files", **settings, "labels": site.labels}))
 
 
 def public_data(site: SiteFile) -> str:
-    """The public file is the one that was agreed on."""
+    """Check that the public file is the agreed one."""
     if site.data is None or site.data.public is None:
         return "no file of its own: the run's public texts"
     with site.data.public.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if site.public_hash is None:
-        return f"sha256 {found}; write public_hash to have it compared"
-    if found != site.public_hash:
+        return f"sha256 {digest}; write public_hash to have it compared"
+    if digest != site.public_hash:
         raise Failed(
-            f"{site.data.public} has sha256 {found[:16]}..., agreed was {site.public_hash[:16]}...",
+            f"{site.data.public} has sha256 {digest[:16]}..., agreed was {site.public_hash[:16]}...",
             "get the file that the others have, and compare: sha256sum",
         )
-    return f"sha256 {found[:16]}... as agreed"
+    return f"sha256 {digest[:16]}... as agreed"
 
 
 def model(site: SiteFile, load: Load) -> str:
-    """The model loads on its device."""
-    made = load()
-    return f"{site.model}: {sum(p.numel() for p in made.parameters()):,} parameters on {made.device}"
+    """Check that the model loads on its device."""
+    loaded = load()
+    return f"{site.model}: {sum(p.numel() for p in loaded.parameters()):,} parameters on {loaded.device}"
 
 
 def _model(site: SiteFile) -> Any:
@@ -243,11 +243,11 @@ def _loaded(load: Load) -> Any:
 
 
 def memory(site: SiteFile, load: Load) -> str:
-    """The model with gradients and AdamW's two moments fits, and so does a batch of full length."""
-    made = _loaded(load)
-    weights = sum(p.numel() * p.element_size() for p in made.parameters())
-    trained = sum(p.numel() * p.element_size() for p in made.parameters() if p.requires_grad)
-    need, room = weights + 3 * trained, _room(made.device)
+    """Check that the model with gradients and AdamW's two moments fits into memory, with a batch of full length."""
+    loaded = _loaded(load)
+    weights = sum(p.numel() * p.element_size() for p in loaded.parameters())
+    trained = sum(p.numel() * p.element_size() for p in loaded.parameters() if p.requires_grad)
+    need, room = weights + 3 * trained, _room(loaded.device)
     if need > room:
         raise Failed(
             f"training needs {need / GB:.1f} GB for the model alone, and {room / GB:.1f} GB are free",
@@ -257,10 +257,10 @@ def memory(site: SiteFile, load: Load) -> str:
         return f"{need / GB:.2f} GB for the model in training, {room / GB:.1f} GB free; a batch was not tried"
     train = TrainConfig()
     size, length = site.batch_size or train.batch_size, site.max_length or train.max_length
-    batch = made.encode(["word " * length] * size).batch(np.arange(size))
-    made.train()
-    made({name: value.to(made.device) for name, value in batch.items()}).square().mean().backward()
-    left = _room(made.device)
+    batch = loaded.encode(["word " * length] * size).batch(np.arange(size))
+    loaded.train()
+    loaded({name: value.to(loaded.device) for name, value in batch.items()}).square().mean().backward()
+    left = _room(loaded.device)
     if left < 2 * trained:
         raise Failed(
             f"after one batch of {size} texts {left / GB:.1f} GB are free, and the optimizer needs "
@@ -280,14 +280,14 @@ def _room(device: Any) -> int:
 
 
 def disk(load: Load, state: Path) -> str:
-    """The state folder can be written and has room for the checkpoints of a run."""
+    """Check that the state folder is writable and has room for a run's checkpoints."""
     state.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=state) as file:
         file.write(b"fedstill")
         file.flush()
         os.fsync(file.fileno())
-    made = _loaded(load)
-    need = CHECKPOINTS * 3 * sum(p.numel() * p.element_size() for p in made.parameters())
+    loaded = _loaded(load)
+    need = CHECKPOINTS * 3 * sum(p.numel() * p.element_size() for p in loaded.parameters())
     free = shutil.disk_usage(state).free
     if need > free:
         raise Failed(
@@ -298,16 +298,16 @@ def disk(load: Load, state: Path) -> str:
 
 
 def limits(site: SiteFile) -> str:
-    """What may leave, in words; verbs that do not exist are named."""
+    """Describe what may leave; refuse verbs that do not exist."""
     from fedstill.strategies import all_verbs
 
-    found, known = site.limits, all_verbs()
-    wrong = [verb for verb in found.verbs or [] if verb not in known]
+    limits, known = site.limits, all_verbs()
+    wrong = [verb for verb in limits.verbs or [] if verb not in known]
     if wrong:
         raise Failed(f"limits.verbs names {', '.join(wrong)}", f"known: {', '.join(sorted(known))}")
-    parts = [f"may leave: {', '.join(found.leave) or 'nothing but a few numbers'}"]
-    parts += [f"only {', '.join(found.verbs)}"] if found.verbs is not None else []
-    parts += [f"at most {found.mb_per_run:g} MB a run"] if found.mb_per_run is not None else []
-    parts += [f"at most {found.mb_per_day:g} MB a day"] if found.mb_per_day is not None else []
-    parts += ["a run may name files on this disk"] if found.run_files else []
+    parts = [f"may leave: {', '.join(limits.leave) or 'nothing but a few numbers'}"]
+    parts += [f"only {', '.join(limits.verbs)}"] if limits.verbs is not None else []
+    parts += [f"at most {limits.mb_per_run:g} MB a run"] if limits.mb_per_run is not None else []
+    parts += [f"at most {limits.mb_per_day:g} MB a day"] if limits.mb_per_day is not None else []
+    parts += ["a run may name files on this disk"] if limits.run_files else []
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""The command `flower-client`: a site's own file, everything checked, then Flower's stock SuperNode."""
+"""The command `flower-client`: read the site's file, check everything, start Flower's stock SuperNode."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def start(
     """Check this site, then start its SuperNode; the site's file wins over a run's on data, device and limits."""
     settings = load_site(site)
     if check or not skip_checks:
-        failed = [found for found in _show(settings) if not found.ok]
+        failed = [result for result in _show(settings) if not result.ok]
         if failed:
-            console.print(f"{len(failed)} of the checks failed: {', '.join(found.name for found in failed)}.")
+            console.print(f"{len(failed)} of the checks failed: {', '.join(result.name for result in failed)}.")
             raise typer.Exit(1)
     if check:
         console.print("All is well. To start: flower-client --site " + str(site))
@@ -49,7 +49,7 @@ def start(
 
 
 def supernode_command(path: Path, site: SiteFile) -> list[str]:
-    """The command line of the stock SuperNode."""
+    """Return the command line of the stock SuperNode."""
     if site.superlink is None:
         raise ConfigError(f'{path}: superlink is missing; write: superlink = "coordinator.example.org:9092"')
     if site.insecure:
@@ -77,18 +77,18 @@ def supernode_command(path: Path, site: SiteFile) -> list[str]:
 
 
 def _show(site: SiteFile) -> list[Check]:
-    found = []
+    results = []
     for line in check_site(site, state_root(site)):
         mark = "[green]ok    [/green]" if line.ok else "[red]failed[/red]"
         console.print(f"{mark}  {line.name:<12} {escape(line.said)}")
         if not line.ok:
             console.print(f"        {'':<12} [bold]to cure it:[/bold] {escape(line.cure)}")
-        found.append(line)
-    return found
+        results.append(line)
+    return results
 
 
 def main() -> None:
-    """Errors that a person can act on are one message and exit code 1."""
+    """Print errors that a person can act on as one message and exit with code 1."""
     try:
         app()
     except (ValueError, OSError) as error:

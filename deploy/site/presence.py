@@ -1,7 +1,7 @@
-"""One SuperNode a site: a second one is refused here, and a killed one is signed off so that its successor is let in.
+"""One SuperNode per site: a second is refused here, and a killed one is signed off so that its successor is admitted.
 
-A SuperLink holds a SuperNode that was killed for present until its heartbeats have been missing for a minute, and
-refuses the same key meanwhile. Whoever has the key and the site's lock may say that the old one is gone.
+A SuperLink counts a killed SuperNode as present until its heartbeats have been missing for a minute, and refuses the
+same key meanwhile. The holder of the key and the site's lock may report that the old one is gone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def only_client(state: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def sign_off(site: SiteFile, state: Path) -> bool:
-    """Tell the SuperLink that this site's last SuperNode is gone; whether the next one can be let in."""
+    """Tell the SuperLink that this site's last SuperNode is gone; return whether the next one can be admitted."""
     if site.superlink is None or site.root_certificates is None or site.private_key is None:
         return False
     key = read_key(site.private_key)
@@ -65,15 +65,15 @@ def sign_off(site: SiteFile, state: Path) -> bool:
 
 
 def _node(known: Path, key: ec.EllipticCurvePrivateKey) -> int | None:
-    """The number that the SuperLink gave this key, as far as this site remembers it."""
+    """Return the node number that the SuperLink gave this key, if this site has kept it."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(known.read_text())
-        return int(found["node"]) if found["key"] == fingerprint(public_half(key)) else None
+        remembered = json.loads(known.read_text())
+        return int(remembered["node"]) if remembered["key"] == fingerprint(public_half(key)) else None
     return None
 
 
 def _number(fleet: FleetStub, key: ec.EllipticCurvePrivateKey) -> int:
-    """The same, from the SuperLink: it says so to a node that it takes in."""
+    """Ask the SuperLink for that number, which it gives to a node that it activates."""
     request = ActivateNodeRequest(
         public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
@@ -81,11 +81,11 @@ def _number(fleet: FleetStub, key: ec.EllipticCurvePrivateKey) -> int:
 
 
 def _away(fleet: FleetStub, key: ec.EllipticCurvePrivateKey, node: int) -> bool:
-    """Whether the SuperLink now holds the node for absent; one that it does not hold for present is so already."""
+    """Deactivate the node; return whether the SuperLink now counts it as absent, or did already."""
     try:
         fleet.DeactivateNode(DeactivateNodeRequest(node_id=node), metadata=signed(key), timeout=10)
     except grpc.RpcError as error:
-        if error.code() == grpc.StatusCode.UNAUTHENTICATED:  # the key was registered anew, under another number
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:  # the key was registered again, under another number
             return False
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise

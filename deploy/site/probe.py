@@ -1,7 +1,8 @@
-"""What a site can find out of its SuperLink before it joins: reached, trusted, the clock, whether its key is known.
+"""What a site can learn of its SuperLink before it joins: reachable, trusted, the clock, whether its key is known.
 
-Node authentication signs the time, and the SuperLink takes it only from 5 s ahead to 305 s behind its own clock. Calls
-with times a little before and after this machine's own show where that window lies, and so how far the clocks differ.
+Node authentication signs the time, and the SuperLink accepts it only from 5 s ahead to 305 s behind its own clock.
+Calls with times a little before and after this machine's own show where that window lies, and so how far the clocks
+differ.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from fedstill.deploy.flower_internals import (
     sign_message,
 )
 
-FARTHEST = 3600.0  # seconds to either side in which the SuperLink's clock is looked for
-STEP = 150.0  # half of the window that it leaves open
+FARTHEST = 3600.0  # seconds to either side in which the SuperLink's clock is searched
+STEP = 150.0  # half of the window that it accepts
 NEAR = 1.0
 
 
 class ProbeError(RuntimeError):
-    """The SuperLink is not as this site needs it; the text says how."""
+    """The SuperLink does not meet this site's needs; the text says how."""
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[::1]:port`."""
+    """Split `host:port` or `[::1]:port` into host and port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def reach(address: str, seconds: float = 5.0) -> str:
-    """Open a connection and close it again; the address that answered."""
+    """Open a connection and close it again; return the address that answered."""
     host, port = split(address)
     try:
         with socket.create_connection((host, port), seconds) as connection:
@@ -58,7 +59,7 @@ def reach(address: str, seconds: float = 5.0) -> str:
 
 
 def handshake(address: str, authority: Path, seconds: float = 5.0) -> x509.Certificate:
-    """The certificate that the SuperLink shows, if this authority vouches for it and it is neither weak nor old."""
+    """Return the SuperLink's certificate if this authority vouches for it and it is neither weak nor expired."""
     host, port = split(address)
     context = ssl.create_default_context(cafile=authority)
     context.set_alpn_protocols(["h2"])
@@ -75,15 +76,15 @@ def handshake(address: str, authority: Path, seconds: float = 5.0) -> x509.Certi
     except OSError as error:
         raise ProbeError(f"{address}: {error.strerror or 'no answer'}") from None
     certificate = x509.load_der_x509_certificate(shown or b"")
-    found = weaknesses(certificate)
-    if found:
-        raise ProbeError(f"{address}: its certificate must not be used: {'; '.join(found)}")
+    reasons = weaknesses(certificate)
+    if reasons:
+        raise ProbeError(f"{address}: its certificate must not be used: {'; '.join(reasons)}")
     return certificate
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How the SuperLink took a signed call."""
+    """How the SuperLink answered a signed call."""
 
     in_time: bool
     known: bool
@@ -91,7 +92,7 @@ class Answer:
 
 
 def signed(key: ec.EllipticCurvePrivateKey, ahead: float = 0.0) -> tuple[tuple[str, str | bytes], ...]:
-    """What Flower's node authentication wants with every call: the key, the time, and the time signed."""
+    """Return the metadata of Flower's node authentication: the key, the time, and the signed time."""
     time = (now() + timedelta(seconds=ahead)).isoformat()
     return (
         (PUBLIC_KEY_HEADER, public_key_to_bytes(key.public_key())),
@@ -101,10 +102,10 @@ def signed(key: ec.EllipticCurvePrivateKey, ahead: float = 0.0) -> tuple[tuple[s
 
 
 def knock(address: str, authority: Path, key: ec.EllipticCurvePrivateKey, ahead: float = 0.0) -> Answer:
-    """One signed call that changes nothing, its time `ahead` of this machine's clock.
+    """Make one signed call that changes nothing, its time `ahead` of this machine's clock.
 
-    It asks to be activated with an interval that no SuperLink takes; the refusal of the interval comes after the key
-    was looked up, so that another refusal means that the key is not registered.
+    It asks for activation with an interval that no SuperLink accepts. The interval is refused only after the key was
+    looked up, so any other refusal means that the key is not registered.
     """
     public = public_key_to_bytes(key.public_key())
     metadata = signed(key, ahead)
@@ -119,18 +120,18 @@ def knock(address: str, authority: Path, key: ec.EllipticCurvePrivateKey, ahead:
 
 
 def _understood(error: grpc.RpcError) -> Answer:
-    code, said = error.code(), str(error.details())
+    code, details = error.code(), str(error.details())
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNIMPLEMENTED):
-        raise ProbeError(f"the SuperLink does not answer as one of Flower's: {said}") from None
-    if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in said.lower():
-        return Answer(in_time=False, known=False, said=said)
-    return Answer(in_time=True, known="heartbeat" in said.lower(), said=said)
+        raise ProbeError(f"the SuperLink does not answer as one of Flower's: {details}") from None
+    if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower():
+        return Answer(in_time=False, known=False, said=details)
+    return Answer(in_time=True, known="heartbeat" in details.lower(), said=details)
 
 
 def clock_ahead(in_time: Callable[[float], bool]) -> float | None:
-    """How many seconds the SuperLink's clock is ahead of this one, to the second; None if more than an hour away.
+    """Return how many seconds the SuperLink's clock is ahead of this one; None if more than an hour away.
 
-    `in_time(d)` says whether a time d seconds ahead of this machine's clock is taken.
+    `in_time(d)` tells whether a time d seconds ahead of this machine's clock is accepted.
     """
     tries = [0.0]
     for number in range(1, int(FARTHEST / STEP) + 1):

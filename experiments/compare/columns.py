@@ -22,7 +22,7 @@ class Column:
 
     @property
     def is_known(self) -> bool:
-        """Whether a run could have it at all."""
+        """Whether a run can have this column at all."""
         whose, _, rest = self.key.partition(".")
         if self.key in COSTS or whose not in WHOSE or not rest:
             return self.key in COSTS
@@ -31,17 +31,17 @@ class Column:
 
     @property
     def is_score(self) -> bool:
-        """Whether rows compete in it."""
+        """Whether rows compete in this column."""
         return self.key not in COSTS
 
     @property
     def whose(self) -> str:
-        """Whose score it is."""
+        """Whose score it is: the central model's or the sites'."""
         return self.key.partition(".")[0]
 
     @property
     def site(self) -> str | None:
-        """The one site whose score it is, if it is one's alone."""
+        """The single site whose score it is, if any."""
         return self.key.partition(".")[2].rpartition(".")[0] or None
 
     @property
@@ -51,12 +51,12 @@ class Column:
 
     @property
     def lower_is_better(self) -> bool:
-        """Distances and costs."""
+        """Whether lower values are better: distances and costs."""
         return not self.is_score or self.score == "semantic_distance"
 
     @property
     def title(self) -> str:
-        """The column's head."""
+        """The column's heading."""
         if not self.is_score:
             return COSTS[self.key]
         who = f"{self.site}{', alone' if self.whose == 'alone' else ''}" if self.site else WHOSE[self.whose]

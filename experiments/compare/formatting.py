@@ -1,4 +1,4 @@
-"""The cells and sentences of a table, the same in every form it takes."""
+"""The cells and sentences of a table, the same in every output format."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from fedstill.experiments.compare.columns import Column
 from fedstill.experiments.compare.results import Results
 from fedstill.experiments.compare.significance import Difference, Spread
 
-LONG = 400  # letters of a failure's reason that fit beside a table
+LONG = 400  # characters of a failure's reason that fit beside a table
 
 
 def number(column: Column, value: float) -> str:
-    """A value as the column shows it."""
+    """Format a value for its column."""
     if column.key.startswith("bytes"):
         return size(value)
     return f"{value:.0f}" if column.key == "seconds" else f"{value:.3f}"
 
 
 def spread_text(column: Column, spread: Spread) -> str:
-    """Mean and deviation; bytes hardly differ between seeds and have none."""
+    """Format mean and deviation; bytes hardly differ between seeds and show no deviation."""
     if spread.deviation is None or column.key.startswith("bytes"):
         return number(column, spread.mean)
     return f"{number(column, spread.mean)} ± {number(column, spread.deviation)}"
 
 
 def cell(results: Results, row: str, column: Column) -> str:
-    """Mean and deviation of a row that has all its seeds; else the single values that there are, never their mean."""
+    """Format mean and deviation of a complete row; else the single values, never their mean."""
     spread = results.spread(row, column)
     if spread is not None:
         return spread_text(column, spread)
@@ -34,7 +34,7 @@ def cell(results: Results, row: str, column: Column) -> str:
 
 
 def difference_text(difference: Difference | None) -> str:
-    """A difference from the best baseline and its test."""
+    """Format a difference from the best baseline and its test."""
     if difference is None:
         return "–"
     deviation = "" if difference.deviation is None else f" ± {difference.deviation:.3f}"
@@ -42,12 +42,12 @@ def difference_text(difference: Difference | None) -> str:
 
 
 def paper_text(value: float | None) -> str:
-    """The paper's number, as the paper prints it."""
+    """Format the paper's number as the paper prints it."""
     return "–" if value is None else f"{value:g}" if value % 1 else f"{value:.1f}"
 
 
 def order_text(results: Results, column: Column) -> str:
-    """Where the order of the rows agrees with the paper's."""
+    """Describe where the order of the rows agrees with the paper's."""
     agreement = results.agreement(column)
     if agreement is None:
         return ""
@@ -61,13 +61,13 @@ def order_text(results: Results, column: Column) -> str:
 
 
 def shortened(reason: str) -> str:
-    """A reason on one line, cut if need be; failed.json and results.json have all of it."""
+    """Cut a reason to one line; failed.json and results.json have all of it."""
     one_line = " ".join(reason.split())
     return one_line if len(one_line) <= LONG else f"{one_line[: LONG - 1]}…"
 
 
 def head(results: Results) -> list[str]:
-    """The table's column titles."""
+    """Return the table's column titles."""
     titles = ["row"]
     for column in results.table.columns:
         titles.append(column.title)
@@ -79,7 +79,7 @@ def head(results: Results) -> list[str]:
 
 
 def line(results: Results, row: str, mark: str = "**") -> list[str]:
-    """A row's cells; the best of a column between marks."""
+    """Return a row's cells; the best of a column between marks."""
     cells = [results.title(row)]
     for column in results.table.columns:
         text = cell(results, row, column)
@@ -92,7 +92,7 @@ def line(results: Results, row: str, mark: str = "**") -> list[str]:
 
 
 def notes(results: Results) -> list[str]:
-    """What must be said under the table."""
+    """Return the notes below the table."""
     settings = results.table.settings
     seeds = ", ".join(map(str, settings.seeds))
     what = f"Mean ± sample deviation over {len(settings.seeds)} seeds ({seeds})"
@@ -114,7 +114,7 @@ def notes(results: Results) -> list[str]:
 
 
 def gaps(results: Results) -> list[str]:
-    """Rows that lack seeds, and why; those that were not begun in one line."""
+    """List rows that lack seeds, and why; rows not started share one line."""
     sentences = []
     for row, result in results.rows.items():
         if result.missing and not result.untouched:
@@ -127,7 +127,7 @@ def gaps(results: Results) -> list[str]:
 
 
 def other_differences(results: Results) -> list[list[str]]:
-    """The further scores against their best baselines: a head, then a line a row; empty if there is none."""
+    """Compare the further scores with their best baselines: a head, then one line per row; empty if there is none."""
     further = [column for column in results.table.columns if column.is_score and column != results.table.main]
     further = [column for column in further if results.best_baseline(column) is not None]
     if not further:

@@ -14,7 +14,7 @@ Combination = dict[str, str]  # axis -> value
 
 
 def check_axes(axes: Axes, source: str) -> None:
-    """Refuse axes without values, and names that a run's folder or `--only` could not hold."""
+    """Refuse axes without values, and names that do not fit a run's folder or `--only`."""
     for axis, values in axes.items():
         if not values:
             raise ConfigError(f"{source}:\n  grid.{axis}: the axis has no value; write [grid.{axis}.NAME] for each")
@@ -24,12 +24,12 @@ def check_axes(axes: Axes, source: str) -> None:
 
 
 def combinations(axes: Axes) -> list[Combination]:
-    """Every combination in the file's order, the last axis fastest; a table without axes is one."""
+    """Return every combination in the file's order, the last axis fastest; a table without axes has one."""
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def parse(text: str, axes: Axes, where: str) -> Combination:
-    """`task=sst2,alpha=1` as the axes that it fixes; an unknown axis or value is answered with the known ones."""
+    """Parse `task=sst2,alpha=1` into fixed axes; errors list the known axes or values."""
     if not axes:
         raise ConfigError(f"{where}: the table has no [grid], so there is nothing to choose; leave {text!r} out")
     fixed = {}
@@ -46,29 +46,31 @@ def parse(text: str, axes: Axes, where: str) -> Combination:
 
 
 def fits(combination: Combination, fixed: Combination) -> bool:
-    """Whether a combination has all the values that are fixed."""
+    """Return whether a combination has all the fixed values."""
     return all(combination[axis] == value for axis, value in fixed.items())
 
 
 def chosen(every: Iterable[Combination], only: Iterable[str], axes: Axes, source: str) -> list[Combination]:
-    """The combinations that `--only` leaves: of one axis any of the values named, and so for each axis."""
+    """Return the combinations that `--only` selects: any of the values named for an axis, for every axis."""
     wanted: dict[str, set[str]] = {}
     for text in only:
         for axis, value in parse(text, axes, f"{source}:\n  --only {text}").items():
             wanted.setdefault(axis, set()).add(value)
-    rest = [one for one in every if all(one[axis] in values for axis, values in wanted.items())]
-    if not rest:
+    selected = [
+        combination for combination in every if all(combination[axis] in values for axis, values in wanted.items())
+    ]
+    if not selected:
         raise ConfigError(f"{source}:\n  --only {' --only '.join(only)}: the table has no such combination")
-    return rest
+    return selected
 
 
 def folder_suffix(combination: Combination) -> str:
-    """-sst2-alpha1: values that are mere numbers have their axis before them."""
+    """Return a suffix such as -sst2-alpha1: purely numeric values have their axis before them."""
     return "".join(f"-{'' if value[0].isalpha() else axis}{value}" for axis, value in combination.items())
 
 
 def filled(text: str, titles: Mapping[str, str], where: str) -> str:
-    """A text with {axis} replaced by what the axis' value is called."""
+    """Replace {axis} in a text by the name of the axis' value."""
     for axis in re.findall(r"\{(\w+)\}", text):
         if axis not in titles:
             known = f"axes: {', '.join(titles)}" if titles else "the table has no [grid]"

@@ -27,15 +27,15 @@ def save_outputs(folder: Path, central: CentralModel, nodes: Sequence[Node]) -> 
     labels = central.texts.test.labels
     assert labels is not None
     with central.learner.at("outputs"):
-        said = softmax(central.learner.predict(central.test_texts, rows))
-        found = {"central": said, "embeddings": embeddings(central.learner, central.test_texts, rows)}
-    found["labels"] = labels[rows].astype(np.int64)
+        probabilities = softmax(central.learner.predict(central.test_texts, rows))
+        arrays = {"central": probabilities, "embeddings": embeddings(central.learner, central.test_texts, rows)}
+    arrays["labels"] = labels[rows].astype(np.int64)
     for node in nodes:
-        own = np.arange(min(TEXTS, len(node.test)))
+        site_rows = np.arange(min(TEXTS, len(node.test)))
         with node.learner.at("outputs"):
-            found[f"site/{node.name}"] = softmax(node.learner.predict(node.test, own))
+            arrays[f"site/{node.name}"] = softmax(node.learner.predict(node.test, site_rows))
     draft = folder / f".{FILE}"
-    save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, draft,
+    save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, draft,
               {"names": json.dumps(central.task.labels)})  # fmt: skip
     draft.replace(folder / FILE)
 
@@ -43,21 +43,21 @@ def save_outputs(folder: Path, central: CentralModel, nodes: Sequence[Node]) -> 
 def embeddings(learner: Learner, texts: Encoded, rows: np.ndarray) -> np.ndarray:
     """The mean of the last layer over each text's tokens, in half precision."""
     learner.model.eval()
-    found = []
+    means = []
     with torch.inference_mode():
         for start in range(0, len(rows), 4 * learner.batch_size):
             batch = texts.batch(rows[start : start + 4 * learner.batch_size])
             last = learner.model.with_states(batch)[1][-1]
             mask = batch["attention_mask"].to(last.device).unsqueeze(-1).to(last.dtype)
-            found.append(((last * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
-    return np.concatenate(found).astype(np.float16)
+            means.append(((last * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
+    return np.concatenate(means).astype(np.float16)
 
 
 def load_outputs(folder: Path) -> dict[str, np.ndarray] | None:
     """What `save_outputs` wrote, or None where there is nothing that can be read."""
     try:
         with safe_open(folder / FILE, framework="numpy") as kept:
-            found = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
-            return {**found, "names": np.array(json.loads(kept.metadata()["names"]))}
+            arrays = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
+            return {**arrays, "names": np.array(json.loads(kept.metadata()["names"]))}
     except (OSError, ValueError, SafetensorError):
         return None

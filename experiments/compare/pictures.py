@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedstill.experiments.compare.model_outputs import load_outputs
 from fedstill.experiments.compare.results import UNTRAINED, Results
 
-mpl.use("Agg")  # draws without a screen
+mpl.use("Agg")  # draws without a display
 PAGE_DPI = 110
 STYLE: Any = {
     "font.size": 9,
@@ -33,7 +33,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
 }
-# Okabe and Ito's colours, which everybody can tell apart; then the same once more, dashed.
+# Okabe and Ito's colours, which the colour-blind can tell apart; then the same again, dashed.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#b8a900")
 
 
@@ -48,13 +48,13 @@ class Picture:
     title: str
     caption: str
     file: Path | None = None
-    width: int = 0  # in a page's pixels, so that letters are of one size in all pictures
+    width: int = 0  # in a page's pixels, so that letters have the same size in all pictures
 
 
 def draw_all(results: Results, folder: Path) -> list[Picture]:
-    """Every picture that the runs allow."""
+    """Draw every picture that the runs allow."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    pictures = []
     for name, (title, draw) in PICTURES.items():
         path = folder / f"{name}.png"
         path.unlink(missing_ok=True)
@@ -63,17 +63,17 @@ def draw_all(results: Results, folder: Path) -> list[Picture]:
                 figure, caption = draw(results)
                 figure.savefig(path, dpi=2 * PAGE_DPI)
         except NoPicture as why:
-            found.append(Picture(title, str(why)))
+            pictures.append(Picture(title, str(why)))
         else:
-            found.append(Picture(title, caption, path, round(PAGE_DPI * figure.get_figwidth())))
-    return found
+            pictures.append(Picture(title, caption, path, round(PAGE_DPI * figure.get_figwidth())))
+    return pictures
 
 
 # --- learning curves ---
 
 
 def learning_curves(results: Results) -> tuple[Figure, str]:
-    """The main score by round: mean over seeds, and a band of one deviation."""
+    """Draw the main score by round: mean over seeds, and a band of one deviation."""
     column = results.table.main
     if column is None:
         raise NoPicture("The table shows no score.")
@@ -88,11 +88,11 @@ def learning_curves(results: Results) -> tuple[Figure, str]:
     for row, runs in curves.items():
         rounds = sorted(set.intersection(*(set(run) for run in runs)))
         values = np.array([[run[number] for number in rounds] for run in runs])
-        mean, look = values.mean(axis=0), _look(results, row)
-        axes.plot(rounds, mean, label=results.title(row), marker="o", markersize=3, linewidth=1.6, **look)
+        mean, style = values.mean(axis=0), _look(results, row)
+        axes.plot(rounds, mean, label=results.title(row), marker="o", markersize=3, linewidth=1.6, **style)
         if len(runs) > 1:
             deviation = values.std(axis=0, ddof=1)
-            axes.fill_between(rounds, mean - deviation, mean + deviation, color=look["color"], alpha=0.12, linewidth=0)
+            axes.fill_between(rounds, mean - deviation, mean + deviation, color=style["color"], alpha=0.12, linewidth=0)
     axes.set(xlabel="round", ylabel=column.title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -110,22 +110,22 @@ def _by_end(results: Results) -> str:
 
 
 def _curve(folder: Path, whose: str, score: str) -> dict[int, float]:
-    found: dict[int, list[float]] = {}
+    by_round: dict[int, list[float]] = {}
     try:
         with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
                 if (line["node"] == "central") == (whose == "central") and line.get(score):
-                    found.setdefault(int(line["round"]), []).append(float(line[score]))
+                    by_round.setdefault(int(line["round"]), []).append(float(line[score]))
     except OSError:
         return {}
-    return {number: float(np.mean(values)) for number, values in found.items()}
+    return {number: float(np.mean(values)) for number, values in by_round.items()}
 
 
 # --- weights of sites ---
 
 
 def site_weights(results: Results) -> tuple[Figure, str]:
-    """How much each site counted, round by round, a panel a row."""
+    """Draw the weight of each site by round, one panel per row."""
     panels = {}
     for row in results.rows:
         by_run = [_by_round(folder, "weights", "weights") for folder in _folders(results, row)]
@@ -143,9 +143,9 @@ def site_weights(results: Results) -> tuple[Figure, str]:
             rounds = sorted({number for run in runs for number, weights in run.items() if name in weights})
             means = []
             for number in rounds:
-                found = [run[number][name] for run in runs if name in run.get(number, {})]
-                classes = classes or any(isinstance(value, list) for value in found)
-                means.append(np.mean([np.mean(value) for value in found]))
+                values = [run[number][name] for run in runs if name in run.get(number, {})]
+                classes = classes or any(isinstance(value, list) for value in values)
+                means.append(np.mean([np.mean(value) for value in values]))
             line = "--" if place >= len(COLOURS) else "-"
             axes.plot(rounds, means, line, color=COLOURS[place % len(COLOURS)], marker="o", markersize=3, label=name)
         axes.set_title(results.title(row), fontsize=9, loc="left")
@@ -168,7 +168,7 @@ def site_weights(results: Results) -> tuple[Figure, str]:
 
 
 def confidence(results: Results) -> tuple[Figure, str]:
-    """The largest probability that central model and sites give, as boxes."""
+    """Draw the largest probability that central model and sites predict, as boxes."""
     labels, boxes, colours = [], [], []
     for row in results.rows:
         outputs = _outputs(results, row)
@@ -177,10 +177,10 @@ def confidence(results: Results) -> tuple[Figure, str]:
             "central": [kept["central"].max(axis=1) for kept in outputs],
             "sites": [kept[name].max(axis=1) for kept in outputs for name in kept if name.startswith("site/")],
         }
-        for who, said in parts.items():
-            if said and who != without:
+        for who, largest in parts.items():
+            if largest and who != without:
                 labels.append(f"{results.title(row)}, {who}")
-                boxes.append(np.concatenate(said))
+                boxes.append(np.concatenate(largest))
                 colours.append(COLOURS[0] if who == "central" else "#bbbbbb")
     if not boxes:
         raise NoPicture(_why_no_outputs(results))
@@ -209,15 +209,15 @@ def confidence(results: Results) -> tuple[Figure, str]:
 
 
 def clusters(results: Results) -> tuple[Figure, str]:
-    """How often two sites were in one cluster, early and late, for every row that forms clusters."""
+    """Draw how often two sites were in one cluster, early and late, for every row that forms clusters."""
     panels: list[tuple[str, list[dict[str, int]]]] = []
     for row in results.rows:
         runs = [list(_by_round(folder, "clusters", "clusters").values()) for folder in _folders(results, row)]
         halves: tuple[list[dict[str, int]], list[dict[str, int]]] = ([], [])
-        for found in runs:
-            half = len(found) // 2
-            halves[0].extend(found[:half])
-            halves[1].extend(found[half:])
+        for rounds in runs:
+            half = len(rounds) // 2
+            halves[0].extend(rounds[:half])
+            halves[1].extend(rounds[half:])
         for part, when in zip(halves, ("first half", "second half"), strict=True):
             if part:
                 panels.append((f"{results.title(row)}, {when} of the rounds with clusters", part))
@@ -232,20 +232,20 @@ def clusters(results: Results) -> tuple[Figure, str]:
 
 
 def together(rounds: Sequence[dict[str, int]], names: Sequence[str]) -> NDArray[np.float64]:
-    """The share of rounds in which both sites took part and were in one cluster; nan where they never met."""
-    found = np.full((len(names), len(names)), np.nan)
+    """Return the share of rounds in which both sites took part and shared a cluster; nan where they never met."""
+    shares = np.full((len(names), len(names)), np.nan)
     for i, a in enumerate(names):
         for j, b in enumerate(names):
             met = [clusters[a] == clusters[b] for clusters in rounds if a in clusters and b in clusters]
             if met:
-                found[i, j] = np.mean(met)
-    return found
+                shares[i, j] = np.mean(met)
+    return shares
 
 
 def matrix(
     axes: Axes, values: NDArray[np.float64], names: Sequence[str], title: str, colours: str, low: float, high: float
 ) -> None:
-    """A matrix of sites by sites, with its numbers."""
+    """Draw a matrix of sites by sites, with its numbers."""
     shown = axes.imshow(values, cmap=colours, vmin=low, vmax=high)
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
     axes.set_yticks(range(len(names)), names)
@@ -266,32 +266,32 @@ def matrix(
 
 
 def bytes_and_score(results: Results) -> tuple[Figure, str]:
-    """What a row costs a site in bytes, and what it gives."""
+    """Draw what a row costs a site in bytes, and what it scores."""
     column = results.table.main
     points = {}
     for row in results.rows:
-        about = column and results.spread(row, column)
-        if about:
+        spread = column and results.spread(row, column)
+        if spread:
             sums = [
                 float(np.mean([site["bytes_up"] + site["bytes_down"] for site in summary["sites"].values()]))
                 for summary in results.rows[row].summaries.values()
             ]
-            points[row] = (float(np.mean(sums)), about)
+            points[row] = (float(np.mean(sums)), spread)
     if not points or column is None:
         raise NoPicture("No row has all of its seeds yet.")
     figure, axes = _figure(7.2, 4.0)
-    for place, (row, (cost, about)) in enumerate(sorted(points.items(), key=lambda point: point[1][0])):
-        look = _look(results, row)
-        bar = about.deviation or 0.0
-        beside = cost / 1000 * 1.03 ** (place % 3 - 1)  # so that bars of rows that cost the same stand side by side
+    for place, (row, (cost, spread)) in enumerate(sorted(points.items(), key=lambda point: point[1][0])):
+        style = _look(results, row)
+        bar = spread.deviation or 0.0
+        shifted = cost / 1000 * 1.03 ** (place % 3 - 1)  # so that bars of rows with the same cost stand side by side
         title = results.title(row)
         axes.errorbar(
-            beside, about.mean, yerr=bar, fmt="o", color=look["color"], capsize=2, elinewidth=0.8, label=title
+            shifted, spread.mean, yerr=bar, fmt="o", color=style["color"], capsize=2, elinewidth=0.8, label=title
         )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,.4g}")
     if max(cost for cost, _ in points.values()) < 10 * min(cost for cost, _ in points.values()):
-        axes.xaxis.set_minor_formatter("{x:,.4g}")  # within a decade there may be no other number
+        axes.xaxis.set_minor_formatter("{x:,.4g}")  # within one decade there may be no other tick
     axes.margins(x=0.15)
     axes.set(xlabel="kB sent and received a site in the whole run", ylabel=column.title)
     figure.legend(loc="outside right center")
@@ -322,8 +322,10 @@ def embeddings(results: Results) -> tuple[Figure, str]:
         spread = min(30.0, (len(points) - 1) / 3)
         flat = TSNE(perplexity=spread, init="pca", random_state=0).fit_transform(points)
         for number, name in enumerate(kept["names"]):
-            own = flat[kept["labels"] == number]
-            axes.scatter(own[:, 0], own[:, 1], s=6, alpha=0.7, linewidth=0, color=COLOURS[number % 8], label=str(name))
+            members = flat[kept["labels"] == number]
+            axes.scatter(
+                members[:, 0], members[:, 1], s=6, alpha=0.7, linewidth=0, color=COLOURS[number % 8], label=str(name)
+            )
         axes.set_title(results.title(row), fontsize=9, loc="left")
         axes.set(xticks=[], yticks=[])
     handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -377,12 +379,12 @@ def _events(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _by_round(folder: Path, kind: str, key: str) -> dict[int, dict[str, Any]]:
-    """A run's events of a kind by round; of a round that was repeated after a stop, the last."""
+    """Return a run's events of a kind by round; of a round repeated after a stop, the last."""
     return dict(sorted({int(event["round"]): event[key] for event in _events(folder, kind)}.items()))
 
 
 def _look(results: Results, row: str) -> dict[str, Any]:
-    """A row's colour and line, the same in every picture."""
+    """Return a row's colour and line, the same in every picture."""
     place = list(results.rows).index(row)
     return {"color": COLOURS[place % len(COLOURS)], "linestyle": "-" if place < len(COLOURS) else "--"}
 
@@ -396,7 +398,7 @@ def _grid(count: int, width: float, height: float, most: int = 3) -> tuple[Figur
     columns = min(most, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(max(4.0, width * columns), height * rows + 0.5))
-    every = list(np.ravel(np.asarray(figure.subplots(rows, columns, squeeze=False))))
-    for axes in every[count:]:
+    panels = list(np.ravel(np.asarray(figure.subplots(rows, columns, squeeze=False))))
+    for axes in panels[count:]:
         axes.set_axis_off()
-    return figure, every[:count]
+    return figure, panels[:count]

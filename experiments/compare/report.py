@@ -1,4 +1,4 @@
-"""What a table looks like: Markdown, CSV, and one HTML page that needs nothing beside itself."""
+"""Output of a table: Markdown, CSV, and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstill.experiments.compare.results import Results
 
 
 def write_report(results: Results) -> Path:
-    """table.md, table.csv, results.json, pictures/ and report.html; the last one's path."""
+    """Write table.md, table.csv, results.json, pictures/ and report.html; return the latter's path."""
     out = results.out
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "table.md", markdown(results))
@@ -26,7 +26,7 @@ def write_report(results: Results) -> Path:
 
 
 def markdown(results: Results) -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     lines = [f"# {results.table.settings.title}", ""]
     if results.table.settings.caption:
         lines += [results.table.settings.caption, ""]
@@ -44,7 +44,7 @@ def _pipes(rows: list[list[str]]) -> list[str]:
 
 
 def as_csv(results: Results) -> str:
-    """The table for programs: a line for each row and column, with every seed's value."""
+    """Return the table for programs: one line per row and column, with every seed's value."""
     text = io.StringIO()
     seeds = results.table.settings.seeds
     writer = csv.writer(text, lineterminator="\n")

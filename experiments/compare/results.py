@@ -1,4 +1,4 @@
-"""What came of a table's runs: values by row, column and seed, and what they say together."""
+"""The results of a table's runs: values by row, column and seed, and statistics over them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedstill.experiments.compare.significance import Agreement, Difference, Spr
 from fedstill.experiments.compare.tables import Table
 from fedstill.experiments.compare.worker import DONE, FAILED, OWN_SCORES, SUMMARY
 
-UNTRAINED = {"isolated": "central", "centralized": "sites"}  # whom a method never trains: no score of theirs counts
+UNTRAINED = {"isolated": "central", "centralized": "sites"}  # whom a method never trains: their scores do not count
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """A row's finished runs by seed, and why others are not there."""
+    """A row's finished runs by seed, and why others are missing."""
 
     row: str
     folders: dict[int, Path]
@@ -35,7 +35,7 @@ class RowResult:
 
     @property
     def untouched(self) -> bool:
-        """Whether no seed was begun."""
+        """Whether no seed was started."""
         return not self.summaries and set(self.missing.values()) == {"not run"}
 
     @property
@@ -53,7 +53,7 @@ class RowResult:
 
 
 class Results:
-    """A table with everything that was measured for it."""
+    """A table with everything measured for it."""
 
     def __init__(self, table: Table, out: Path) -> None:
         self.table, self.out = table, out
@@ -66,8 +66,12 @@ class Results:
             state = state_of(run)
             if state == "finished":
                 folders[seed] = run.folder
-                own = read_json(run.folder / OWN_SCORES)
-                summaries[seed] = {**read_json(run.folder / SUMMARY), "own": own, "done": read_json(run.folder / DONE)}
+                sites = read_json(run.folder / OWN_SCORES)
+                summaries[seed] = {
+                    **read_json(run.folder / SUMMARY),
+                    "own": sites,
+                    "done": read_json(run.folder / DONE),
+                }
             elif state == "failed":
                 missing[seed] = f"failed: {read_json(run.folder / FAILED).get('error', 'failed.json cannot be read')}"
             elif state == "changed":
@@ -77,7 +81,7 @@ class Results:
         return RowResult(row, folders, summaries, missing)
 
     def title(self, row: str) -> str:
-        """What a row is called, with how many of its seeds there are if some are missing."""
+        """Return a row's title, with the number of its seeds if some are missing."""
         result, name = self.rows[row], self.table.title(row)
         if result.untouched:
             return f"{name} (not run)"
@@ -93,19 +97,19 @@ class Results:
         return {row: reasons for row, reasons in failed.items() if reasons}
 
     def values(self, row: str, column: Column) -> dict[int, float] | None:
-        """The column's value for each finished seed; None where the method has none."""
+        """Return the column's value for each finished seed; None where the method has none."""
         values = {seed: value_of(column, summary) for seed, summary in self.rows[row].summaries.items()}
         measured = {seed: value for seed, value in values.items() if value is not None}
         return measured if len(measured) == len(values) else None
 
     def spread(self, row: str, column: Column) -> Spread | None:
-        """Mean and deviation over all seeds; None if one is missing."""
+        """Return mean and deviation over all seeds; None if one is missing."""
         values = self.values(row, column) if self.rows[row].whole else None
         return spread(list(values.values())) if values else None
 
     @cached_property
     def competitors(self) -> list[str]:
-        """The rows beside the bounds."""
+        """The rows that are not bounds."""
         return [row for row in self.rows if row not in self.table.settings.bounds]
 
     def _best(self, column: Column, rows: list[str]) -> list[str]:
@@ -116,18 +120,18 @@ class Results:
         return [row for row, mean in means.items() if abs(mean - top) < 1e-9]
 
     def best(self, column: Column) -> list[str]:
-        """The competitor with the best mean, or those that share it; nobody where all do."""
+        """Return the competitors with the best mean; empty where all share it."""
         best = self._best(column, self.competitors)
         measured = [row for row in self.competitors if self.spread(row, column) is not None]
         return [] if len(best) == len(measured) > 1 else best
 
     def best_baseline(self, column: Column) -> str | None:
-        """The (first) baseline with the best mean."""
+        """Return the (first) baseline with the best mean."""
         best = self._best(column, [row for row in self.competitors if row in self.table.settings.baselines])
         return best[0] if best else None
 
     def difference(self, row: str, column: Column) -> Difference | None:
-        """From the best baseline, seed by seed."""
+        """Return the difference from the best baseline, paired by seed."""
         base = self.best_baseline(column)
         if base is None or row == base or self.spread(row, column) is None:
             return None
@@ -137,14 +141,14 @@ class Results:
         return paired([ours[seed] for seed in ours], [theirs[seed] for seed in ours])
 
     def agreement(self, column: Column) -> Agreement | None:
-        """Whether the competitors' order is the paper's; None where fewer than two rows can be compared."""
+        """Return how far the competitors' order is the paper's; None where fewer than two rows can be compared."""
         sign = -1 if column.lower_is_better else 1
         ours = {row: sign * spread.mean for row in self.competitors if (spread := self.spread(row, column)) is not None}
         theirs = {row: sign * number for row in ours if (number := self.table.paper(row, column)) is not None}
         return agreement(ours, theirs) if len(theirs) > 1 else None
 
     def facts(self) -> dict[str, Any]:
-        """Everything as results.json holds it: numbers by seed, and what they say together."""
+        """Return everything that results.json holds: numbers by seed, and their statistics."""
         rows = {}
         for row, result in self.rows.items():
             columns = {}
@@ -176,7 +180,7 @@ class Results:
 
 
 def value_of(column: Column, summary: dict[str, Any]) -> float | None:
-    """The column's value in one run's summary; None where the method trains nobody who would have it."""
+    """Return the column's value in one run's summary; None where the method trains nobody who would have it."""
     sites = summary["sites"]
     if column.key in ("bytes_up", "bytes_down"):
         return float(np.mean([site[column.key] for site in sites.values()]))

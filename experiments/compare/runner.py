@@ -1,4 +1,4 @@
-"""Running a table: every row with every seed, each in a process of its own; what is done stays done."""
+"""Running a table: every row with every seed, each in its own process; finished runs are kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedstill.experiments.compare.worker import CONFIG, DONE, FAILED, SUMMARY, c
 
 On = Literal["process", "local", "simulation"]
 State = Literal["finished", "failed", "changed", "half", "resumable", "new"]
-WHAT_HAPPENS = {  # to a run that is not finished, said before it starts
+WHAT_HAPPENS = {  # to an unfinished run, printed before it starts
     "failed": "failed last time, begun anew",
     "changed": "its configuration changed, begun anew",
     "half": "its folder was half written, begun anew",
@@ -43,16 +43,16 @@ class Run:
     folder: Path
     began: float = 0.0
     round: int | None = None
-    read: int = 0  # bytes of its events that were looked at
+    read: int = 0  # bytes of its events read so far
 
     @property
     def name(self) -> str:
-        """As it is shown."""
+        """The run's name as shown."""
         return f"{self.row}, seed {self.seed}"
 
 
 class Watch(Protocol):
-    """Who is told how the runs go."""
+    """Receives the progress of the runs."""
 
     def says(self, text: str) -> None: ...
     def moves(self, progress: Progress) -> None: ...
@@ -70,16 +70,16 @@ class Progress:
     took: dict[str, list[float]] = field(default_factory=dict)  # seconds of finished runs, by row
 
     def left(self) -> float | None:
-        """Seconds that the rest will take, by what finished runs took; None before there is one."""
-        every = [seconds for of_row in self.took.values() for seconds in of_row]
-        if not every:
+        """Estimate the remaining seconds from finished runs; None before there is one."""
+        seconds_taken = [seconds for of_row in self.took.values() for seconds in of_row]
+        if not seconds_taken:
             return None
-        usual = {row: sum(of_row) / len(of_row) for row, of_row in self.took.items()}
-        mean = sum(every) / len(every)
+        by_row = {row: sum(of_row) / len(of_row) for row, of_row in self.took.items()}
+        mean = sum(seconds_taken) / len(seconds_taken)
         now = time.monotonic()
-        rest = sum(usual.get(run.row, mean) for run in self.waiting)
-        rest += sum(max(0.0, usual.get(run.row, mean) - (now - run.began)) for run in self.running)
-        longest = max((usual.get(run.row, mean) for run in self.waiting), default=0.0)
+        rest = sum(by_row.get(run.row, mean) for run in self.waiting)
+        rest += sum(max(0.0, by_row.get(run.row, mean) - (now - run.began)) for run in self.running)
+        longest = max((by_row.get(run.row, mean) for run in self.waiting), default=0.0)
         return max(rest / self.jobs, longest)
 
 
@@ -93,7 +93,7 @@ def run_table(
     keep_models: bool = False,
     reuse: Path | None = None,
 ) -> list[Run]:
-    """Run what is not done; the runs that failed. Whatever ends this early ends the workers too."""
+    """Run what is not finished; return the runs that failed. Ending early ends the workers too."""
     wanted = [row for row in table.rows if fnmatch(row, rows)]
     if not wanted:
         raise ConfigError(f"--rows {rows}: no row of {table.source()} is called so; rows: {', '.join(table.rows)}")
@@ -134,12 +134,12 @@ def run_table(
 
 
 def run_folder(out: Path, row: str, seed: int) -> Path:
-    """Where a run is recorded."""
+    """Return the folder in which a run is recorded."""
     return out / row / f"seed-{seed}"
 
 
 def state_of(run: Run) -> State:
-    """What the folder holds of this very run."""
+    """Return the state of this run by what its folder holds."""
     if not run.folder.exists():
         return "new"
     try:
@@ -156,7 +156,7 @@ def state_of(run: Run) -> State:
 
 
 def finished_twin(run: Run, tables: Path) -> Path | None:
-    """Another table's folder of a finished run that differs in its name alone."""
+    """Return another table's folder of a finished run that differs in its name alone."""
     for done in sorted(tables.glob(f"*/*/seed-{run.seed}/{DONE}")):
         if done.parent == run.folder:
             continue
@@ -179,7 +179,7 @@ def _take_over(run: Run, twin: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small file of a run; empty where it is absent or cannot be read."""
+    """Read a small JSON file of a run; empty where it is absent or unreadable."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -236,7 +236,7 @@ def _log(run: Run) -> str:
 
 
 def _look(run: Run) -> None:
-    """Which round a run is in, by the whole lines that its events have more than last time."""
+    """Update a run's round from the complete lines that were added to its events."""
     with contextlib.suppress(OSError), (run.folder / "events.jsonl").open("rb") as file:
         file.seek(run.read)
         text = file.read()
@@ -248,10 +248,10 @@ def _look(run: Run) -> None:
 
 
 def _reason(run: Run, code: int, processes: Processes) -> str:
-    """Why it failed; a worker that was killed could not say so itself."""
+    """Return why a run failed; a worker that was killed could not write it down itself."""
     if not (run.folder / FAILED).exists():
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        error = f"the worker {how}; the end of its log:\n{processes.tail(_log(run))}"
+        ending = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        error = f"the worker {ending}; the end of its log:\n{processes.tail(_log(run))}"
         write_atomically(run.folder / FAILED, json.dumps({"error": error}, indent=1) + "\n")
     return str(read_json(run.folder / FAILED).get("error", "failed.json cannot be read"))
 
@@ -261,5 +261,5 @@ def _seconds(run: Run) -> float:
 
 
 def default_jobs(on: On) -> int:
-    """All cores with a process a run; a federation of processes has them to itself."""
+    """Return all cores where each run is one process; a federation of processes runs alone."""
     return (os.cpu_count() or 1) if on == "process" else 1

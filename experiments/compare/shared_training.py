@@ -1,4 +1,4 @@
-"""Rows that begin alike train alike: a site's first local training is done once for all rows of a comparison."""
+"""Rows with the same start share a site's first local training: it is done once for all rows of a comparison."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedstill.common.practice import Practice
 
 
 def reuse_first_training(node: Node, folder: Path) -> None:
-    """Look the first private training up in `folder`, by everything that decides how it ends, or leave it there."""
-    if isinstance(node.learner.model, MixedModel):  # what it learns from is more than labels
+    """Look up the first private training in `folder` by everything that determines its result, or store it there."""
+    if isinstance(node.learner.model, MixedModel):  # it learns from more than labels
         return
-    honest, rest = node.train_privately, iter([True])
+    original, first_call = node.train_privately, iter([True])
 
     def train(epochs: int, practice: Practice, loss: object = None) -> list[float]:
-        if loss is not None or not next(rest, False):
-            return honest(epochs, practice, loss)  # type: ignore[arg-type]
+        if loss is not None or not next(first_call, False):
+            return original(epochs, practice, loss)  # type: ignore[arg-type]
         path = folder / f"{_digest(node, epochs, practice)}.safetensors"
         if path.exists():
             arrays = load_file(path)
@@ -34,7 +34,7 @@ def reuse_first_training(node: Node, folder: Path) -> None:
             losses = arrays.pop("losses").tolist()
             node.learner.load_state(checkpoint.nested(arrays))
             return [float(value) for value in losses]
-        losses = honest(epochs, practice)
+        losses = original(epochs, practice)
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{os.getpid()}-{node.name}.safetensors"
         ends = {
@@ -51,8 +51,8 @@ def reuse_first_training(node: Node, folder: Path) -> None:
 
 def _digest(node: Node, epochs: int, practice: Practice) -> str:
     site, train = (part.model_dump_json() for part in (node.site, node.config.train))
-    told = json.dumps([node.config.seed, site, train, epochs, astuple(practice)])
-    digest = hashlib.sha256(told.encode() + torch.get_rng_state().numpy().tobytes())
+    settings = json.dumps([node.config.seed, site, train, epochs, astuple(practice)])
+    digest = hashlib.sha256(settings.encode() + torch.get_rng_state().numpy().tobytes())
     arrays = {**checkpoint.flat(node.learner.state()), **node.private.columns, "starts": node.private.starts}
     for name, value in [*sorted(arrays.items()), ("labels", node.labels.cpu().numpy())]:
         digest.update(f"{name} {value.shape} {value.dtype}".encode() + np.ascontiguousarray(value).tobytes())

@@ -1,4 +1,4 @@
-"""What seeds allow to say: means and deviations, paired differences, and whether two orders of methods agree."""
+"""Statistics over seeds: means and deviations, paired differences, and whether two orders of methods agree."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ class Agreement:
 
     @property
     def pairs(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return self.rows * (self.rows - 1) // 2
 
 
 def spread(values: Sequence[float]) -> Spread:
     """Mean and sample deviation."""
-    found = np.asarray(values, np.float64)
-    return Spread(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else None, len(found))
+    numbers = np.asarray(values, np.float64)
+    return Spread(float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else None, len(numbers))
 
 
 def paired(values: Sequence[float], base: Sequence[float]) -> Difference:
-    """values - base, pair by pair. Where all pairs differ by the same there is no test."""
+    """Test values - base, pair by pair. If all pairs differ by the same amount there is no test."""
     differences = np.asarray(values, np.float64) - np.asarray(base, np.float64)
-    about = spread(differences.tolist())
+    summary = spread(differences.tolist())
     p = None
-    if about.deviation is not None and about.deviation > 1e-12 * max(1.0, abs(about.mean)):
+    if summary.deviation is not None and summary.deviation > 1e-12 * max(1.0, abs(summary.mean)):
         p = float(stats.ttest_rel(values, base).pvalue)
-    return Difference(about.mean, about.deviation, p, about.n)
+    return Difference(summary.mean, summary.deviation, p, summary.n)
 
 
 def agreement(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Agreement:
-    """How far two orders of the rows that both have agree; a tie is no disagreement."""
+    """Compare two orders of the rows that both have; a tie is no disagreement."""
     names = [name for name in ours if name in theirs]
-    a, b = ({name: of[name] for name in names} for of in (ours, theirs))
+    a, b = ({name: scores[name] for name in names} for scores in (ours, theirs))
     discordant = [(x, y) for x, y in combinations(names, 2) if (a[x] - a[y]) * (b[x] - b[y]) < 0]
     tau = float(stats.kendalltau(list(a.values()), list(b.values())).statistic) if len(names) > 1 else math.nan
     return Agreement(None if math.isnan(tau) else tau, discordant, len(names))

@@ -1,4 +1,4 @@
-"""A table's TOML file: what all rows share, what each changes, and a grid where it stands for a family of tables."""
+"""A table's TOML file: what all rows share, what each changes, and a grid if it stands for a family of tables."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Row(BaseModel):
 
     title: str | None = None  # by default the row's name
     extends: str | None = None  # another row of the file
-    only: list[str] = Field([])  # the combinations that have it, such as "task=sst2"; all if none is named
+    only: list[str] = Field([])  # the combinations that have the row, such as "task=sst2"; all if none is named
 
 
 class AxisValue(BaseModel):
-    """[grid.AXIS.VALUE]: what its tables show in another way, and every key of a run that it changes."""
+    """[grid.AXIS.VALUE]: display settings of its tables, and every key of a run that it changes."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -47,9 +47,9 @@ class AxisValue(BaseModel):
 class Contents(Settings):
     """The keys of a table's file. Titles and captions may hold {axis}."""
 
-    name: str | None = Field(None, pattern=f"^{NAME}$")  # of the tables' folders of runs; by default the file's path
+    name: str | None = Field(None, pattern=f"^{NAME}$")  # of the tables' run folders; by default the file's path
     only: list[str] = Field([])  # combinations, such as "task=sst2,alpha=1"; all if none is named
-    base: Values = Field({})  # the run that every row begins with
+    base: Values = Field({})  # the run that every row starts from
     rows: dict[str, Row] = Field({})
     grid: dict[str, dict[str, AxisValue]] = Field({})
     paper: Values = Field({})
@@ -57,24 +57,28 @@ class Contents(Settings):
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file as it was read, of which each combination of its grid makes a table."""
+    """A file as read; each combination of its grid makes a table."""
 
     path: Path
     contents: Contents
 
     @property
     def combinations(self) -> list[Combination]:
-        """Those that there are, in the file's order."""
-        return [one for one in grid.combinations(self.contents.grid) if self._among(one, self.contents.only, "only")]
+        """The combinations, in the file's order."""
+        return [
+            combination
+            for combination in grid.combinations(self.contents.grid)
+            if self._among(combination, self.contents.only, "only")
+        ]
 
     def rows(self, combination: Combination) -> list[str]:
-        """The rows that this combination has."""
+        """Return the rows of this combination."""
         return [
             name for name, row in self.contents.rows.items() if self._among(combination, row.only, f"rows.{name}.only")
         ]
 
     def table(self, combination: Combination) -> Table:
-        """The table of one combination, every row checked."""
+        """Return the table of one combination, with every row checked."""
         rows = self.rows(combination)
         if not rows:
             raise ConfigError(
@@ -86,7 +90,7 @@ class TableFile:
         return Table(self._name(combination), self.path, combination, self.settings(combination), titles, configs)
 
     def run(self, combination: Combination, row: str, overrides: Iterable[str] = ()) -> RunConfig:
-        """A row's run: [base], then the values of the axes, then the row."""
+        """Return a row's run: [base], then the values of the axes, then the row."""
         values: Values = {"name": self._name(combination), **self.contents.base}
         for axis, value in combination.items():
             values = merged(values, self.contents.grid[axis][value].model_extra or {})
@@ -101,10 +105,10 @@ class TableFile:
         return config
 
     def _row_values(self, row: str, below: tuple[str, ...] = ()) -> Values:
-        """What a row changes, over the row that it extends."""
-        own, extended = self.contents.rows[row].model_extra or {}, self.contents.rows[row].extends
+        """Return what a row changes, merged over the row that it extends."""
+        changes, extended = self.contents.rows[row].model_extra or {}, self.contents.rows[row].extends
         if extended is None:
-            return own
+            return changes
         where = f"rows.{row}.extends"
         self._check_names(where, [extended], self.contents.rows)
         if extended in (row, *below):
@@ -112,10 +116,10 @@ class TableFile:
             raise ConfigError(
                 f"{self.path}:\n  {where}: the rows extend each other in a circle ({chain}); take one out"
             )
-        return merged(self._row_values(extended, (*below, row)), own)
+        return merged(self._row_values(extended, (*below, row)), changes)
 
     def settings(self, combination: Combination) -> TableConfig:
-        """What the table of one combination shows."""
+        """Return the settings of one combination's table."""
         shown: Values = {key: getattr(self.contents, key) for key in Settings.model_fields}
         rows, titles = self.rows(combination), {}
         for axis, value in combination.items():
@@ -133,7 +137,7 @@ class TableFile:
         return check(TableConfig, shown, source(self.path, combination))
 
     def _paper(self, combination: Combination, columns: list[str], rows: list[str]) -> Values:
-        """The paper's numbers of this combination: those of all tables, then those under keys with an = that fit."""
+        """Return the paper's numbers for this combination: those of all tables, then those of matching keys with =."""
         numbers: Values = {}
         for key, value in self.contents.paper.items():
             if "=" not in key:
@@ -170,16 +174,16 @@ class TableFile:
         return (self.contents.name or _name_of(self.path)) + grid.folder_suffix(combination)
 
     def _check_names(self, key: str, names: Iterable[str], known: Iterable[str], what: str = "row") -> None:
-        there = list(known)
+        choices = list(known)
         for name in names:
-            if name not in there:
-                near = difflib.get_close_matches(str(name), there, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(there)}"
+            if name not in choices:
+                near = difflib.get_close_matches(str(name), choices, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(choices)}"
                 raise ConfigError(f"{self.path}:\n  {key}: {name!r} is no {what}; {hint}")
 
 
 def find_tables(path: Path) -> list[Path]:
-    """The file itself, or the tables right inside a folder: files with a title (those without are only extended)."""
+    """Return the file itself, or the tables directly in a folder: files with a title (others are only extended)."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -191,7 +195,7 @@ def find_tables(path: Path) -> list[Path]:
 
 
 def read_file(path: Path) -> TableFile:
-    """A table's file with its own keys checked; errors name the file, the key and the cure."""
+    """Read a table's file and check its own keys; errors name the file, the key and the remedy."""
     contents = check(Contents, read_merged_values(path)[0], str(path))
     if not contents.rows:
         raise ConfigError(f"{path}:\n  rows: the table has no rows; write [rows.NAME] for each, over what is in [base]")
@@ -205,14 +209,14 @@ def read_file(path: Path) -> TableFile:
 
 
 def read_tables(path: Path, only: Iterable[str] = ()) -> list[Table]:
-    """The tables of a file, one for each combination that `only` leaves."""
+    """Return the tables of a file, one for each combination that `only` selects."""
     file = read_file(path)
     chosen = grid.chosen(file.combinations, list(only), file.contents.grid, str(path))
     return [file.table(combination) for combination in chosen]
 
 
 def load_row(path: Path, row: str | None, only: Iterable[str] = (), overrides: Iterable[str] = ()) -> RunConfig:
-    """The run of one row with the table's first seed, and `key=value` overrides."""
+    """Return the run of one row with the table's first seed, and `key=value` overrides."""
     if "rows" not in read_merged_values(path)[0]:
         raise ConfigError(f"{path}: is no table: it has no [rows]; leave --row and --only out to run it")
     file = read_file(path)
@@ -235,7 +239,7 @@ def load_row(path: Path, row: str | None, only: Iterable[str] = (), overrides: I
 
 
 def _name_of(path: Path) -> str:
-    """The path below `experiments`, such as fedid-small-ablation; elsewhere the file's own name."""
+    """Return the path below `experiments`, such as fedid-small-ablation; elsewhere the file's own name."""
     parts = path.resolve().with_suffix("").parts
     below = parts[::-1].index("experiments") if "experiments" in parts[:-1] else 1
     return re.sub(r"[^A-Za-z0-9_.-]", "-", "-".join(parts[-below:]))

@@ -1,4 +1,4 @@
-"""Tables of runs as they are run and shown; table_file.py reads them from TOML."""
+"""Tables of runs; table_file.py reads them from TOML."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Settings(Section):
     title: str = Field(min_length=1)
     seeds: list[int] = Field(min_length=1)
     caption: str = ""
-    columns: list[str] = Field(["central.accuracy"], min_length=1)  # the first is the one that the order goes by
-    baselines: list[str] = Field([])  # the best of them is what the other rows are tested against
-    bounds: list[str] = Field([])  # shown, but no competitors: neither best nor part of the order
+    columns: list[str] = Field(["central.accuracy"], min_length=1)  # the first one orders the rows
+    baselines: list[str] = Field([])  # the other rows are tested against the best of them
+    bounds: list[str] = Field([])  # shown, but not competing: neither best nor part of the order
 
     @field_validator("seeds")
     @classmethod
@@ -64,7 +64,7 @@ class TableConfig(Settings):
 class Table:
     """One table: its settings, and the run of each row, in the file's order."""
 
-    name: str  # of its folder of runs
+    name: str  # name of its run folder
     file: Path
     combination: Combination  # of its file's grid; empty where there is none
     settings: TableConfig
@@ -73,12 +73,12 @@ class Table:
 
     @property
     def columns(self) -> list[Column]:
-        """What is shown."""
+        """The columns shown."""
         return [Column(key) for key in self.settings.columns]
 
     @property
     def main(self) -> Column | None:
-        """The first score: what rows are ordered and tested by."""
+        """The first score: rows are ordered and tested by it."""
         return next((column for column in self.columns if column.is_score), None)
 
     def source(self, row: str | None = None) -> str:
@@ -86,22 +86,22 @@ class Table:
         return source(self.file, self.combination, row)
 
     def title(self, row: str) -> str:
-        """What a row is called."""
+        """Return a row's title."""
         return self.titles[row]
 
     def config(self, row: str, seed: int) -> RunConfig:
-        """The run of a row with one of the seeds."""
+        """Return a row's run with one of the seeds."""
         return self.rows[row].model_copy(update={"seed": seed})
 
     def paper(self, row: str, column: Column) -> float | None:
-        """The paper's number; a single one belongs to the first score."""
+        """Return the paper's number; a single one belongs to the first score."""
         printed = self.settings.paper.get(row)
         if isinstance(printed, dict):
             return printed.get(column.key)
         return printed if isinstance(printed, float | int) and column == self.main else None
 
     def with_seeds(self, seeds: list[int]) -> Table:
-        """The same table over other seeds."""
+        """Return the same table over other seeds."""
         values = {**self.settings.model_dump(), "seeds": seeds}
         return replace(self, settings=check(TableConfig, values, "--seeds"))
 
@@ -113,7 +113,7 @@ def source(file: Path, combination: Combination, row: str | None = None) -> str:
 
 
 def check_tasks(table: Table) -> None:
-    """Load every task of the table once, so that an unknown or absent one is known before anything runs."""
+    """Load every task of the table once, so that an unknown or absent one fails before anything runs."""
     loaded = set()
     for row, config in table.rows.items():
         task = config.task.model_dump_json()

@@ -25,11 +25,11 @@ from fedstill.common.config.files import load_run
 from fedstill.common.wire import Facts
 
 CONFIG, SUMMARY, DONE, FAILED, OWN_SCORES = "config.toml", "summary.json", "done.json", "failed.json", "own_scores.json"
-LEFTOVERS = ("checkpoints", "sites", "flower", "app")  # what only an unfinished run needs
+LEFTOVERS = ("checkpoints", "sites", "flower", "app")  # needed by an unfinished run only
 
 
 def main(folder: Path, on: str, keep_models: bool, reuse: Path | None = None) -> int:
-    """Run, or go on with, the run of this folder; 0 if it finished."""
+    """Run, or resume, the run of this folder; return 0 if it finished."""
     began = time.perf_counter()
     config = load_run(folder / CONFIG)
     resume = can_resume(config, folder)
@@ -54,14 +54,14 @@ def main(folder: Path, on: str, keep_models: bool, reuse: Path | None = None) ->
 
 
 def can_resume(config: RunConfig, folder: Path) -> bool:
-    """Whether the server and every site hold a checkpoint of the same round."""
+    """Return whether the server and every site hold a checkpoint of the same round."""
     held = [set(checkpoint.rounds(folder / "checkpoints"))]
-    states = [folder / "sites" / site.name / folder.name for site in config.sites]  # as the launcher has them, too
+    states = [folder / "sites" / site.name / folder.name for site in config.sites]  # as in a launched federation
     return bool(set.intersection(*held, *(set(checkpoint.rounds(state / "checkpoints")) for state in states)))
 
 
 def run_in_process(config: RunConfig, folder: Path, resume: bool = False, reuse: Path | None = None) -> Facts:
-    """Server and sites in this process, one thread in all; the run's summary."""
+    """Run server and sites in this process with one thread; return the run's summary."""
     import torch
 
     torch.set_num_threads(1)
@@ -71,27 +71,27 @@ def run_in_process(config: RunConfig, folder: Path, resume: bool = False, reuse:
     from fedstill.server.record import recorded
 
     with recorded(config, folder, resume) as record:
-        here = assemble(config, record)
+        assembled = assemble(config, record)
         if reuse is not None and not resume:
-            for node in here.nodes:
+            for node in assembled.nodes:
                 reuse_first_training(node, reuse)
-        summary = here.run(resume)
-        own = {node.name: scores for node in here.nodes if (scores := node.own_scores())}
-        if own:
-            write_atomically(folder / OWN_SCORES, json.dumps(own, indent=1) + "\n")
+        summary = assembled.run(resume)
+        site_scores = {node.name: scores for node in assembled.nodes if (scores := node.own_scores())}
+        if site_scores:
+            write_atomically(folder / OWN_SCORES, json.dumps(site_scores, indent=1) + "\n")
         else:
-            save_outputs(folder, here.federation.central, here.nodes)
+            save_outputs(folder, assembled.federation.central, assembled.nodes)
         return summary
 
 
 def _site_reasons(folder: Path) -> str:
-    """Why sites were left out, which a run that lost its quorum does not say itself."""
+    """Return why sites were left out, which a run that lost its quorum does not report itself."""
     try:
         lines = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):
         return ""
-    found = {f"{line['site']}: {line['reason']}" for line in lines[-20:] if line["event"] == "left_out"}
-    return "".join(f"; {reason}" for reason in sorted(found))
+    reasons = {f"{line['site']}: {line['reason']}" for line in lines[-20:] if line["event"] == "left_out"}
+    return "".join(f"; {reason}" for reason in sorted(reasons))
 
 
 def _about(on: str, seconds: float, reused: bool) -> Facts:

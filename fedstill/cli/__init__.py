@@ -1,4 +1,4 @@
-"""The command `fedstill`: one file a group of commands."""
+"""The command `fedstill`: one file per group of commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def main() -> None:
-    """Errors that a person can act on are one message and exit code 1; anything else shows where it broke."""
+    """Print errors that a person can act on as one message and exit with code 1; others show their traceback."""
     try:
         app()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Commands that look around: models, methods, tasks, and who would get which texts."""
+"""Commands that show what there is: models, methods, tasks, and which site would get which texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedstill.cli.tables import Json, Only, Row, console, print_table, read_run
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put these commands beside the others."""
+    """Add these commands to the app."""
     for command in (models, methods, tasks, partition):
         app.command()(command)
 
@@ -76,17 +76,17 @@ def tasks(
         }
         for task in TASKS.values()
     ]
-    for found in SITE_SETS.values():  # of a site alone: task.name = "mixed"
-        hub = found.hub.name if found.hub else None
+    for site_set in SITE_SETS.values():  # for a site alone: task.name = "mixed"
+        hub = site_set.hub.name if site_set.hub else None
         row: dict[str, Any] = {
-            "name": found.name,
+            "name": site_set.name,
             "labels": [],
-            "metric": found.kind,
+            "metric": site_set.kind,
             "columns": [],
             "hub": hub,
-            "title": found.title,
+            "title": site_set.title,
         }
-        rows.append({**row, "source": found.source(folder)})
+        rows.append({**row, "source": site_set.source(folder)})
     if as_json:
         print(json.dumps(rows, indent=1))
         return
@@ -117,13 +117,13 @@ def partition(
     """Show which texts each site of a run would get; nothing is started."""
     from fedstill.cli.shares import dealt, draw
 
-    found = dealt(read_run(config, row, only, change), by)
+    shares = dealt(read_run(config, row, only, change), by)
     if picture is not None:
-        draw(found, picture)
+        draw(shares, picture)
     if as_json:
-        print(json.dumps(found.rows(), indent=1))
+        print(json.dumps(shares.rows(), indent=1))
         return
-    print_table(["site", *found.kinds, "texts"], found.rows())
-    console.print(found.title, highlight=False)
+    print_table(["site", *shares.kinds, "texts"], shares.rows())
+    console.print(shares.title, highlight=False)
     if picture is not None:
         console.print(f"Drawn in {picture}", highlight=False)

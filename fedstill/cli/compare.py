@@ -1,4 +1,4 @@
-"""The command `fedstill compare`, and what it shows while the runs go."""
+"""The command `fedstill compare`, and its progress display."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedstill.experiments.compare.tables import Table
 
 out = Console(soft_wrap=True, highlight=False)
-screen = Console(stderr=True, soft_wrap=True, highlight=False)  # so that stdout has the results alone
+screen = Console(stderr=True, soft_wrap=True, highlight=False)  # so that stdout has only the results
 
 
 SHOWN = 3  # runs that a line has room for
@@ -38,7 +38,7 @@ class On(StrEnum):
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put the command beside the others."""
+    """Add the command to the app."""
     app.command()(compare)
 
 
@@ -85,7 +85,7 @@ def compare(
     tables = [one for file in find_tables(table) for one in read_tables(file, only or [])]
     if seeds is not None:
         tables = [one.with_seeds(_numbers(seeds)) for one in tables]
-    every = []
+    all_results = []
     for one in tables:
         place = runs / "compare" / one.name
         if not report_only:
@@ -93,13 +93,13 @@ def compare(
             _run(one, place, on, jobs or default_jobs(on.value), rows, keep_models, shared)
         results = Results(one, place)
         page = write_report(results)
-        every.append(results)
+        all_results.append(results)
         if not as_json:
             _show(results, page)
     if as_json:
-        facts = [results.facts() for results in every]
+        facts = [results.facts() for results in all_results]
         print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=1))
-    if any(results.failed for results in every):
+    if any(results.failed for results in all_results):
         raise typer.Exit(1)
 
 
@@ -155,17 +155,17 @@ class Watching:
             self.bar.stop()
 
     def says(self, text: str) -> None:
-        """One line that stays."""
+        """Print a line that stays."""
         screen.print(text, markup=False)
 
     def moves(self, progress: Progress) -> None:
-        """How far the table is, who runs, and how long it will take."""
+        """Show the table's progress, the current runs, and the time left."""
         if self.bar is not None:
             self.bar.update(self.task, total=progress.total, completed=progress.done, description=status(progress))
 
 
 def status(progress: Progress) -> str:
-    """Who runs in which round, and the time that is left."""
+    """Describe the current runs with their rounds, and the time left."""
     running = "; ".join(
         f"{run.name}: " + ("starting" if run.round is None else f"round {run.round} of {run.config.rounds}")
         for run in progress.running[:SHOWN]

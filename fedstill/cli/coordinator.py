@@ -20,7 +20,7 @@ NAME = "coordinator"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put these commands beside the others."""
+    """Add these commands to the app."""
     app.command()(superlink)
     app.add_typer(keys, name="keys")
     app.add_typer(certs, name="certs")
@@ -66,8 +66,8 @@ def new_authority(
     from fedstill.deploy.coordinator.certificates import make_authority, make_server
 
     authority = make_authority(folder)
-    made = make_server(folder, host, days)
-    console.print(f"Give {authority} to every site. {folder / 'ca.key'} and {made.key} stay here.")
+    files = make_server(folder, host, days)
+    console.print(f"Give {authority} to every site. {folder / 'ca.key'} and {files.key} stay here.")
 
 
 @certs.command("server")
@@ -130,7 +130,7 @@ def list_keys(
         return
     table = Table()
     for column in rows[0] if rows else ["name", "status"]:
-        table.add_column(column, overflow="fold")  # a fingerprint is of use only if all of it is shown
+        table.add_column(column, overflow="fold")  # a fingerprint is useful only in full
     for row in rows:
         table.add_row(*(str(value or "") for value in row.values()))
     console.print(table)

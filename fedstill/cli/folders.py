@@ -1,4 +1,4 @@
-"""Runs on disk: where a new one goes, which is the latest, and what each says of itself."""
+"""Runs on disk: where a new one goes, which is the latest, and their summaries."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def point_latest(folder: Path) -> None:
 def all_runs(runs: Path) -> list[Path]:
     if not runs.is_dir():
         return []
-    found = [entry for entry in runs.iterdir() if not entry.is_symlink() and (entry / "config.toml").is_file()]
-    return sorted(found, key=lambda entry: entry.stat().st_mtime)
+    folders = [entry for entry in runs.iterdir() if not entry.is_symlink() and (entry / "config.toml").is_file()]
+    return sorted(folders, key=lambda entry: entry.stat().st_mtime)
 
 
 def find_run(runs: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Commands on runs: start one, take one up again, list them, show one."""
+"""Commands on runs: start, resume, list, show."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedstill.cli.folders import all_runs, find_run, point_latest, row_of, summa
 from fedstill.cli.tables import Json, Only, Row, Runs, console, print_table, read_run
 from fedstill.screen import Screen, results
 
-LEAST = 10_000_000  # bytes of free space without which no run goes on
+LEAST = 10_000_000  # bytes of free space that a run needs to go on
 
 
 def add_to(app: typer.Typer) -> None:
-    """Put these commands beside the others."""
+    """Add these commands to the app."""
     app.command()(run)
     app.command()(resume)
     app.command("runs")(list_runs)
@@ -148,7 +148,7 @@ def _run_here(settings: Any, folder: Path, on: str, *, resume: bool, tls: bool) 
 
 
 def _run_there(settings: Any, folder: Path, on: str, *, resume: bool) -> None:
-    """On a SuperLink that runs elsewhere; its record lies with the coordinator, under the run's name."""
+    """Run on a SuperLink elsewhere; the coordinator keeps the record, under the run's name."""
     from fedstill.common.checkpoint import write_atomically
     from fedstill.deploy import flower_commands as flower
     from fedstill.deploy.launch import RunFailed

@@ -25,7 +25,7 @@ class Dealt:
     counts: NDArray[np.int64]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a site, with its sum."""
+        """Return one row per site, with its sum."""
         return [
             {"site": site, **dict(zip(self.kinds, row.tolist(), strict=True)), "texts": int(row.sum())}
             for site, row in zip(self.sites, self.counts, strict=True)
@@ -33,7 +33,7 @@ class Dealt:
 
 
 def dealt(config: RunConfig, by: str = "label") -> Dealt:
-    """What each site that brings no files of its own would get."""
+    """Count what each site without its own files would get."""
     if config.mixed:
         raise ConfigError('task.name = "mixed": every site brings its own texts, and the run deals none')
     if by not in ("label", "domain"):
@@ -44,8 +44,8 @@ def dealt(config: RunConfig, by: str = "label") -> Dealt:
     held, data = allocate(config), config.data
     private = held.splits.private
     skewed = data.partition not in ("iid", "domain")
-    how = f"{data.partition}, alpha {data.alpha:g}" if skewed else data.partition
-    title = f"{config.task.name}: {len(private)} private texts over {len(sites)} sites, {how}, seed {config.seed}"
+    rule = f"{data.partition}, alpha {data.alpha:g}" if skewed else data.partition
+    title = f"{config.task.name}: {len(private)} private texts over {len(sites)} sites, {rule}, seed {config.seed}"
     if by == "domain":
         if private.domains is None:
             raise ConfigError(f"--by domain: the texts of task {held.task.name} have no domains; write --by label")
@@ -55,28 +55,28 @@ def dealt(config: RunConfig, by: str = "label") -> Dealt:
     return Dealt(title, by, sites, list(held.task.labels), table)
 
 
-def draw(found: Dealt, path: Path) -> None:
-    """One bar a site, stacked by kind, with the numbers in the parts that have room for them."""
+def draw(shares: Dealt, path: Path) -> None:
+    """Draw one bar per site, stacked by kind, with numbers where they fit."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    height = 1.6 + 0.34 * len(found.sites)
+    height = 1.6 + 0.34 * len(shares.sites)
     figure, axes = pyplot.subplots(figsize=(9, height), layout="constrained")
-    colours = pyplot.get_cmap("tab10" if len(found.kinds) <= 10 else "tab20").colors  # type: ignore[attr-defined]
-    left, widest = np.zeros(len(found.sites)), found.counts.sum(axis=1).max(initial=1)
-    for number, kind in enumerate(found.kinds):
-        column = found.counts[:, number]
-        bars = axes.barh(found.sites, column, left=left, label=kind, color=colours[number % len(colours)])
+    colours = pyplot.get_cmap("tab10" if len(shares.kinds) <= 10 else "tab20").colors  # type: ignore[attr-defined]
+    left, widest = np.zeros(len(shares.sites)), shares.counts.sum(axis=1).max(initial=1)
+    for number, kind in enumerate(shares.kinds):
+        column = shares.counts[:, number]
+        bars = axes.barh(shares.sites, column, left=left, label=kind, color=colours[number % len(colours)])
         shown = [str(value) if value > 0.05 * widest else "" for value in column]
         axes.bar_label(bars, shown, label_type="center", color="white", fontsize=8)
         left += column
     axes.invert_yaxis()
     axes.set_xlabel("private texts")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(found.title, fontsize=10, loc="left")
-    figure.legend(title=found.by, loc="outside right upper", frameon=False, fontsize=8)
+    axes.set_title(shares.title, fontsize=10, loc="left")
+    figure.legend(title=shares.by, loc="outside right upper", frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         figure.savefig(path, dpi=150)

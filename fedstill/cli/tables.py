@@ -1,4 +1,4 @@
-"""What the commands share: options, the console, a run's configuration, and a table on the screen."""
+"""What the commands share: options, the console, a run's configuration, and tables on the screen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Only = Annotated[
 
 
 def read_run(config: str, row: str | None, only: list[str] | None, changes: list[str] | None) -> RunConfig:
-    """A run from its own file, or from a row of a table."""
+    """Read a run from its own file, or from a row of a table."""
     if row is None and not only:
         from fedstill.common.config.files import load_run
 

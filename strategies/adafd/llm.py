@@ -25,7 +25,7 @@ NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 class LLMError(RuntimeError):
-    """The model gave no answer; the text says why and never holds the key."""
+    """The model gave no answer; the text says why and never contains the key."""
 
 
 class LLMConfig(Section):
@@ -47,18 +47,18 @@ class LLMConfig(Section):
 
 
 class LLM(Protocol):
-    """Something that answers a talk."""
+    """Something that answers a chat."""
 
     def say(self, talk: Talk, most_tokens: int) -> str: ...
 
 
 def open_llm(config: LLMConfig) -> LLM:
-    """The endpoint or model that the configuration names."""
+    """Return the configured endpoint or local model."""
     return Endpoint(config) if config.url is not None else LocalModel(config)
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the key along to wherever it points."""
+    """Refuses redirects, which would carry the key along."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -77,7 +77,7 @@ class Endpoint:
             )
 
     def say(self, talk: Talk, most_tokens: int) -> str:
-        """The text of the first choice."""
+        """Return the text of the first choice."""
         try:
             text = self._post({"model": self.config.model, "messages": talk, "max_tokens": most_tokens})
             answer = json.loads(text)["choices"][0]["message"]["content"]
@@ -98,22 +98,22 @@ class Endpoint:
         url = f"{str(self.config.url).rstrip('/')}/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
         until = time.monotonic() + self.config.timeout
-        found = b""
+        answer = b""
         with urllib.request.build_opener(_StayHere).open(request, timeout=self.config.timeout) as response:
             while part := response.read1(65536):
-                found += part
+                answer += part
                 if time.monotonic() > until:
                     raise TimeoutError(f"no whole answer within {self.config.timeout:g} s")
-                if len(found) > MOST_BYTES:
+                if len(answer) > MOST_BYTES:
                     raise ValueError("too long")
-        return found
+        return answer
 
     def _hidden(self, text: str) -> str:
         return text.replace(self._key, "[key]") if self._key else text
 
 
 class LocalModel:
-    """Greedy generation on the CPU; the model is loaded when first asked and stays."""
+    """Greedy generation on the CPU; the model is loaded on first use and kept."""
 
     def __init__(self, config: LLMConfig) -> None:
         self.config, self.name = config, str(config.local)
@@ -133,7 +133,7 @@ class LocalModel:
             )
 
     def say(self, talk: Talk, most_tokens: int) -> str:
-        """What the model writes after the talk."""
+        """Return what the model writes after the chat."""
         import torch
 
         try:
@@ -166,7 +166,7 @@ class LocalModel:
 
 
 def read_numbers(answer: str, count: int) -> list[float]:
-    """The answer as `count` numbers, none below 0, that sum to more than 0; ValueError says what is wrong with it."""
+    """Parse the answer as `count` numbers, none below 0, with a positive sum; ValueError says what is wrong."""
     bare = answer.strip().strip("`").strip().removeprefix("[").removesuffix("]")
     parts = [part for part in re.split(r"[\s,;]+", bare) if part]
     wrong = next((part for part in parts if not NUMBER.fullmatch(part)), None)
@@ -185,9 +185,9 @@ def read_numbers(answer: str, count: int) -> list[float]:
 def ask_for_weights(
     llm: LLM, talk: Talk, count: int, config: LLMConfig, note: Callable[..., None]
 ) -> list[float] | None:
-    """`count` weights that sum to one, after as many tries as allowed; None if no answer can be used.
+    """Return `count` weights that sum to one, after as many tries as allowed; None if no answer can be used.
 
-    `note` hears every question with its answer, or with why there is none.
+    `note` gets every question with its answer, or the reason why there is none.
     """
     asked = list(talk)
     for attempt in range(1, config.retries + 2):

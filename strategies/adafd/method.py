@@ -112,7 +112,7 @@ class AdaFD(Method):
         return mean_predictions(logits, weights)
 
     def _calls(self, fed: Federation, epochs: int) -> list[tuple[int, Practice]]:
-        """How many epochs each call has, and how it trains."""
+        """Return how many epochs each call has, and how it trains."""
         if not self.p.epoch_calls:
             return [(epochs, self.practice(fed))]
         return [(1, Practice(fresh=True, decay=(0.0, 1.0 / epochs)))] * epochs
@@ -158,7 +158,7 @@ class AdaFD(Method):
         return by(lambda losses: enwc(losses, beta))
 
     def _referee(self, fed: Federation) -> np.ndarray:
-        """What a model of the labelled texts alone says of the public rows; trained once."""
+        """Return the logits on the public rows of a model trained on the labelled texts alone; trained once."""
         if self._reference is None:
             self._reference = fed.central.reference(self.p.reference_epochs)
         return self._reference
@@ -180,9 +180,9 @@ class AdaFD(Method):
         return dict(zip(sites, weights, strict=True))
 
     def state(self) -> Nested:
-        """The referee's answers: they are from before any round."""
+        """Return the referee's answers, which predate all rounds."""
         return {} if self._reference is None else {"reference": self._reference}
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self._reference = state.get("reference")

@@ -39,13 +39,13 @@ class Described(Message):
 def train_described(site: Node, task: Train) -> Described:
     """E epochs of CE on the private texts, and how the model fits them."""
     trained = train_locally.work(site, task)
-    told = {name: getattr(trained, name) for name in ("texts", "loss", "losses")}
+    summary = {name: getattr(trained, name) for name in ("texts", "loss", "losses")}
     if not len(site.private):
-        return Described(**told)
+        return Described(**summary)
     logits, labels = site.learner.predict(site.private, np.arange(len(site.private))), site.labels.cpu().numpy()
     weighted = scores("f1_weighted", labels, logits)["f1_weighted"]
     return Described(
-        **told, entropy=mean_entropy(logits), class_losses=class_losses(logits, labels), f1_weighted=weighted
+        **summary, entropy=mean_entropy(logits), class_losses=class_losses(logits, labels), f1_weighted=weighted
     )
 
 
@@ -67,7 +67,7 @@ def question(sites: Mapping[str, Facts], predicted: Mapping[str, np.ndarray]) ->
 
 
 def losses_told(classes: int, described: bool) -> Callable[[Reply], None]:
-    """The check of what a site tells of itself: numbers that weights can be worked out from."""
+    """Return a check of a site's description of itself: its numbers must be usable for weights."""
 
     def amount(value: object) -> bool:
         return isinstance(value, int | float) and math.isfinite(value) and value >= 0

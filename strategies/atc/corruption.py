@@ -1,4 +1,4 @@
-"""Texts spoilt so that a model can learn to mend them: masked tokens (BERT), and spans and sentences (BART)."""
+"""Corrupted texts that a model learns to restore: masked tokens (BERT), and spans and sentences (BART)."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def without_spans(tokens: Sequence[int], mask: int, rng: np.random.Generator) ->
     # Every arrangement of the spans among the tokens that stay is as likely as any other.
     slots = len(tokens) - budget + len(spans)
     chosen = set(rng.choice(slots, size=len(spans), replace=False).tolist()) if spans else set()
-    found, at, lengths = [], 0, iter(spans)
+    corrupted, at, lengths = [], 0, iter(spans)
     for slot in range(slots):
         if slot in chosen:
-            found.append(mask)
+            corrupted.append(mask)
             at += next(lengths)
         else:
-            found.append(tokens[at])
+            corrupted.append(tokens[at])
             at += 1
-    return found
+    return corrupted
 
 
 def noised(tokens: Sequence[int], ends: Collection[int], mask: int, rng: np.random.Generator) -> list[int]:
@@ -86,7 +86,7 @@ def noised(tokens: Sequence[int], ends: Collection[int], mask: int, rng: np.rand
 
 
 class Corrupted:
-    """The private inputs, spoilt anew for every batch; what is wanted is the text as it was."""
+    """The private inputs, corrupted anew for every batch; the targets are the original texts."""
 
     def __init__(self, model: MixedModel, inputs: Encoded, objective: Objective, rng: np.random.Generator) -> None:
         self.model, self.inputs, self.objective, self.rng = model, inputs, objective, rng
@@ -103,13 +103,13 @@ class Corrupted:
         return len(self.inputs)
 
     def batch(self, rows: Rows) -> dict[str, Tensor]:
-        """A batch to mend."""
+        """Return a corrupted batch with its targets."""
         if self.objective == "mlm":
-            found = self.inputs.batch(rows)
-            tokens = found["input_ids"].numpy()
-            open_ = ~np.isin(tokens, self.special) & (found["attention_mask"].numpy() > 0)
+            batch = self.inputs.batch(rows)
+            tokens = batch["input_ids"].numpy()
+            open_ = ~np.isin(tokens, self.special) & (batch["attention_mask"].numpy() > 0)
             inputs, wanted = masked(tokens, open_, self.model.mask, self.ordinary, self.rng)
-            return {**found, "input_ids": torch.from_numpy(inputs), "masked": torch.from_numpy(wanted)}
+            return {**batch, "input_ids": torch.from_numpy(inputs), "masked": torch.from_numpy(wanted)}
         whole = [self._bare(int(row)) for row in rows]
         spoilt = [noised(tokens, self.ends, self.model.mask, self.rng) for tokens in whole]
         first, last = self.model.first, self.model.last

@@ -130,8 +130,8 @@ class ATC(Method):
         """Once: features of every site mixed, half of one and equal parts of the rest; tokens by the mean MLM head."""
         central, p = self.central, self.p
         check = shaped({"features": (p.items, p.positions, central.width)})
-        asked = Encode(p.items, p.positions, p.clip, p.noise)
-        replies = yield encode.ask(asked, each=self._with_what_lacks(), check=check)
+        message = Encode(p.items, p.positions, p.clip, p.noise)
+        replies = yield encode.ask(message, each=self._with_what_lacks(), check=check)
         self._received(replies, ())
         rng = np.random.default_rng(derive(self.fed.config.seed, "primary"))
         primary = rng.integers(len(replies), size=p.items)
@@ -188,11 +188,11 @@ class ATC(Method):
         return {reply.node: reply.arrays for reply in replies}
 
     def _move(self, replies: list[Reply], members: dict[str, list[str]]) -> None:
-        """w_n + the mean update, by size, of those it is put together with."""
+        """w_n + the mean update, by size, of its cluster."""
         updates, sizes = {r.node: r.arrays for r in replies}, texts_of(replies)
-        for site, those in members.items():
-            near = {other: updates[other] for other in those}
-            self.models[site] = step_towards(self.models[site], near, {other: sizes[other] for other in those})
+        for site, near_sites in members.items():
+            near = {other: updates[other] for other in near_sites}
+            self.models[site] = step_towards(self.models[site], near, {other: sizes[other] for other in near_sites})
 
     # --- checkpoints ---
 
@@ -211,7 +211,7 @@ class ATC(Method):
         }
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         sites, parts = list(self.fed.sites), (*GROUPS, "synthetic")
         self.synthetic, self.models = dict(state.get("synthetic", {})), dict(state.get("model", {}))
         for site, lacks in state.get("lacks", {}).items():

@@ -1,4 +1,4 @@
-"""What ATC can be told."""
+"""ATC's parameters."""
 
 from __future__ import annotations
 

@@ -203,8 +203,8 @@ def _update(site: OwnTaskNode, groups: tuple[str, ...], before: Arrays) -> Array
 def _synthetic(site: OwnTaskNode) -> Arrays:
     if "synthetic" not in site.kept:
         raise WireError("this site has not been given the synthetic set")
-    found: Arrays = site.kept["synthetic"]
-    return found
+    synthetic: Arrays = site.kept["synthetic"]
+    return synthetic
 
 
 def _represent(site: OwnTaskNode, items: Rows) -> Tensor:

@@ -91,8 +91,8 @@ class FedDRS(Method):
 
     def prepare(self, fed: Federation) -> None:
         p = self.p
-        how = Sampling(p.pseudo_texts, p.pseudo_length, p.start, p.sample_steps, p.sample_rate)
-        self.fed, self.sampler = fed, Sampler(fed.central.learner.model, how)
+        sampling = Sampling(p.pseudo_texts, p.pseudo_length, p.start, p.sample_steps, p.sample_rate)
+        self.fed, self.sampler = fed, Sampler(fed.central.learner.model, sampling)
         self.trained: set[str] = set()  # who has ever taken part
 
     def round(self, fed: Federation) -> Round:  # Algorithm 1
@@ -153,7 +153,7 @@ class FedDRS(Method):
         return {"trained": np.array([name in self.trained for name in self.fed.sites])}
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self.trained = {name for name, took in zip(self.fed.sites, state["trained"], strict=True) if took}
 
 

@@ -47,7 +47,7 @@ class Sampler:
         self.teacher = copy.deepcopy(student).eval()
 
     def load(self, state: State) -> None:
-        """Be the uploaded model from now on."""
+        """Load the uploaded model."""
         self.teacher.load_trainable_state(state)
 
     def sample(self, kind: Kind, gamma: np.ndarray, strength: float) -> PseudoTexts:

@@ -90,7 +90,7 @@ class ConfidentDistillation(Method):
         return {"loss": fed.central.fit_public(rows, loss, self.p.distill_epochs, self.practice(fed))}
 
     def _pretrain(self, fed: Federation) -> None:
-        """The central model learns the server's labelled texts; what it then says is kept for good."""
+        """Train the central model on the server's labelled texts; its predictions then are kept for good."""
         central = fed.central
         if self.p.pretrain_epochs:
             if not len(central.labelled):
@@ -150,7 +150,7 @@ class ConfidentDistillation(Method):
         return self.before
 
     def load_state(self, state: Nested) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
         self.before = dict(state)
 
 

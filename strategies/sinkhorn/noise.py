@@ -1,4 +1,4 @@
-"""Probability bias: what a model says to texts that mean nothing (Confident Sinkhorns, 5.2 and appendix C.1)."""
+"""Probability bias: a model's predictions for meaningless texts (Confident Sinkhorns, 5.2 and appendix C.1)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bias(Message):
 
 
 def shares_of(classes: int) -> Callable[[Reply], None]:
-    """The check of a bias: shares of the classes that sum to 1."""
+    """Return a check of a bias: shares of the classes that sum to 1."""
 
     def check(reply: Reply) -> None:
         bias = reply.arrays.get("bias")

@@ -1,4 +1,4 @@
-"""Tasks: where the texts come from, which columns and labels they have, and how answers are scored."""
+"""Tasks: where the texts come from, their columns and labels, and how answers are scored."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class Tasks(Mapping[str, Task]):
 
 
 TASKS = Tasks()
-SITE_SETS: Mapping[str, Passages] = {found.name: found for found in PASSAGES}
+SITE_SETS: Mapping[str, Passages] = {source.name: source for source in PASSAGES}
 
 
 def load_task(config: TaskConfig) -> tuple[Task, Pools]:
-    """The task that the configuration names, with its texts, and with another task's as public ones if it asks so."""
+    """Load the configured task with its texts; public texts come from another task if the configuration asks for it."""
     task, pools = _load(config)
     if config.public_task is None:
         if config.public is not None and pools.public is None:
@@ -139,14 +139,14 @@ def _load(config: TaskConfig) -> tuple[Task, Pools]:
 
 
 def unknown(key: str, name: str, choices: list[str]) -> str:
-    """What to say of a name that is none of the choices."""
+    """Return the error message for a name that is none of the choices."""
     near = difflib.get_close_matches(name, choices, n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{key} = {name!r} is not known; {hint}choose one of: {', '.join(choices)}"
 
 
 def site_kind(name: str) -> str:
-    """What kind of task a known data set is for a site."""
+    """Return the kind of task that a known data set is for a site."""
     if name in SITE_SETS:
         return SITE_SETS[name].kind
     if name in KNOWN and len(KNOWN[name].task.text_columns) == 1:
@@ -156,7 +156,7 @@ def site_kind(name: str) -> str:
 
 
 def site_rows(name: str, folder: Path | None) -> tuple[list[Row], list[Row]]:
-    """A known data set's rows to learn from and to test on, with the columns of its kind."""
+    """Return a known data set's training and test rows, with the columns of its kind."""
     if name in SITE_SETS:
         return SITE_SETS[name].load(folder)
     from fedstill.common.config import TaskConfig
@@ -174,10 +174,10 @@ def site_rows(name: str, folder: Path | None) -> tuple[list[Row], list[Row]]:
 
 
 def source_of(name: str, folder: Path | None = None) -> str | None:
-    """What would be read for a task without the hub; None where there is nothing."""
+    """Return what would be read for a task without the hub; None if there is nothing."""
     if name == "film-reviews":
         return "built in"
     if name in JOINED:
-        found = {part: KNOWN[part].source(folder) for part in PARTS[name]}
-        return "; ".join(f"{part}: {where}" for part, where in found.items() if where) or None
+        sources = {part: KNOWN[part].source(folder) for part in PARTS[name]}
+        return "; ".join(f"{part}: {where}" for part, where in sources.items() if where) or None
     return (SITE_SETS.get(name) or KNOWN[name]).source(folder)

@@ -42,14 +42,14 @@ BETWEEN = " | "
 
 
 def _conversations(path: Path) -> Iterator[Row]:
-    """A json list of conversations, each a list of turns; DailyDialog's two text files; or MELD's table."""
+    """Read a json list of conversations, each a list of turns; DailyDialog's two text files; or MELD's table."""
     if path.suffix == ".txt":
         yield from _with_emotion_file(path)
     elif path.suffix == ".json":
         try:
             with open_text(path) as file:
-                told = json.load(file)
-            for number, turns in enumerate(told):
+                conversations = json.load(file)
+            for number, turns in enumerate(conversations):
                 for turn in turns:
                     yield {"talk": f"{path}/{number}", "said": turn["text"], "emotion": turn.get("label", "")}
         except (json.JSONDecodeError, KeyError, TypeError) as error:
@@ -63,41 +63,41 @@ def _conversations(path: Path) -> Iterator[Row]:
 
 
 def _with_emotion_file(path: Path) -> Iterator[Row]:
-    beside = path.with_name(path.name.replace("dialogues_", "dialogues_emotion_"))
+    emotion_path = path.with_name(path.name.replace("dialogues_", "dialogues_emotion_"))
     with open_text(path) as file:
         talks = [line.strip().removesuffix("__eou__").split("__eou__") for line in file if line.strip()]
     try:
-        with open_text(beside) as file:
+        with open_text(emotion_path) as file:
             emotions = [line.split() for line in file if line.strip()]
     except OSError as error:
-        raise TaskError(f"{beside}: cannot be read ({error.strerror}); it belongs beside {path.name}") from error
+        raise TaskError(f"{emotion_path}: cannot be read ({error.strerror}); it belongs beside {path.name}") from error
     if [len(talk) for talk in talks] != [len(numbers) for numbers in emotions]:
-        raise TaskError(f"{beside}: has other turns than {path.name}; get both files again")
-    for number, (talk, felt) in enumerate(zip(talks, emotions, strict=True)):
-        for said, emotion in zip(talk, felt, strict=True):
-            yield {"talk": f"{path}/{number}", "said": said, "emotion": emotion}
+        raise TaskError(f"{emotion_path}: has other turns than {path.name}; get both files again")
+    for number, (talk, talk_emotions) in enumerate(zip(talks, emotions, strict=True)):
+        for utterance, emotion in zip(talk, talk_emotions, strict=True):
+            yield {"talk": f"{path}/{number}", "said": utterance, "emotion": emotion}
 
 
 def _from_hub(rows: Iterable[Row]) -> Iterator[Row]:
     for number, row in enumerate(rows):
         if "dialog" in row:
-            for said, emotion in zip(row["dialog"], row["emotion"], strict=True):
-                yield {"talk": number, "said": said, "emotion": emotion}
+            for utterance, emotion in zip(row["dialog"], row["emotion"], strict=True):
+                yield {"talk": number, "said": utterance, "emotion": emotion}
         else:
             yield row
 
 
 def with_past(rows: Iterable[Row], config: TaskConfig) -> Iterator[Row]:
-    """A turn, then the turns before it from the newest back: what is cut from a long text is the farthest past."""
+    """Join a turn with the turns before it, newest first: truncation cuts the oldest."""
     for _, talk in groupby(_from_hub(rows), key=lambda row: row["talk"]):
         past: list[str] = []
         for row in talk:
-            said, felt = " ".join(str(row["said"] or "").split()), str(row["emotion"]).strip().lower()
-            felt = BY_NUMBER[int(felt)] if felt.isdigit() and int(felt) < len(BY_NUMBER) else SAME.get(felt, felt)
+            utterance, label = " ".join(str(row["said"] or "").split()), str(row["emotion"]).strip().lower()
+            label = BY_NUMBER[int(label)] if label.isdigit() and int(label) < len(BY_NUMBER) else SAME.get(label, label)
             before = past[: -config.turns - 1 : -1] if config.turns else []
-            # a turn without a word has no text, whatever was said before it
-            yield {"text": BETWEEN.join([said, *before]) if said else "", "label": felt}
-            past += [said] if said else []
+            # an empty turn has no text, whatever came before it
+            yield {"text": BETWEEN.join([utterance, *before]) if utterance else "", "label": label}
+            past += [utterance] if utterance else []
 
 
 def _set(name: str, title: str, files: Files, home: str, hub: Hub | None = None) -> Known:

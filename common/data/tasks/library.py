@@ -1,4 +1,4 @@
-"""Known data sets: where their files or their copy on the hub are found, and how rows become texts."""
+"""Known data sets: where to find their files or hub copies, and how rows become texts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedstill.common.data.tasks.task import Task, TaskError
 if TYPE_CHECKING:
     from fedstill.common.config import TaskConfig
 
-ROOT = "FEDSTILL_DATA"  # the folder in which data sets are looked for when task.folder names none
+ROOT = "FEDSTILL_DATA"  # the folder searched for data sets when task.folder names none
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A copy on the hub; `revision` is for those that are kept as a program, whose converted files lie beside it."""
+    """A copy on the hub; `revision` is for script-based data sets, whose converted files are on another branch."""
 
     name: str
     config: str | None = None
@@ -32,31 +32,31 @@ class Hub:
 
 @dataclass(frozen=True)
 class Files:
-    """The usual files: folders under the data folder, and the patterns of each part, the first that is there."""
+    """The usual files: folders under the data folder, and the patterns of each part; the first match counts."""
 
     folders: tuple[str, ...]
     train: tuple[str, ...]
     test: tuple[str, ...]
 
     def find(self, folder: Path | None) -> dict[str, list[Path]]:
-        """The files of each part; a part that is not there is left out, and a test part alone is learned from."""
+        """Return the files of each part; missing parts are left out, and a test part alone serves as training part."""
         places = [folder / name for name in ("", *self.folders)] if folder is not None else []
         root = os.environ.get(ROOT)
         places += [Path(root) / name for name in self.folders] if root and folder is None else []
-        found: list[dict[str, list[Path]]] = []
+        fallbacks: list[dict[str, list[Path]]] = []
         for place in places:
             parts = {"train": _first(place, self.train), "test": _first(place, self.test)}
             if parts["train"]:
                 return {name: paths for name, paths in parts.items() if paths}
-            found += [{"train": parts["test"]}] if parts["test"] else []
-        return found[0] if found else {}
+            fallbacks += [{"train": parts["test"]}] if parts["test"] else []
+        return fallbacks[0] if fallbacks else {}
 
 
 def _first(place: Path, patterns: Iterable[str]) -> list[Path]:
     for pattern in patterns:
-        found = sorted(path for path in place.glob(pattern) if path.is_file()) if place.is_dir() else []
-        if found:
-            return found
+        paths = sorted(path for path in place.glob(pattern) if path.is_file()) if place.is_dir() else []
+        if paths:
+            return paths
     return []
 
 
@@ -66,7 +66,7 @@ Read = Callable[[Path], Iterable[Row]]
 
 @dataclass(frozen=True)
 class Known:
-    """A data set by name: its task, its files, its copy on the hub, and where the original is to be had."""
+    """A data set by name: its task, its files, its hub copy, and where to get the original."""
 
     task: Task
     files: Files = Files((), (), ())
@@ -74,20 +74,20 @@ class Known:
     hub: Hub | None = None
     read: Read = read_rows
     shape: Shape | None = None  # raw rows to rows with the task's columns; by default the columns under other names
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a column: how files call it
-    words: Mapping[str, str] = field(default_factory=dict)  # of a label: how files call it
-    skip: frozenset[str] = frozenset()  # labels of rows that are left out
-    builtin: Callable[[], Iterable[Row]] | None = None  # rows that come with a package
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # column -> its names in files
+    words: Mapping[str, str] = field(default_factory=dict)  # label in files -> label
+    skip: frozenset[str] = frozenset()  # labels whose rows are skipped
+    builtin: Callable[[], Iterable[Row]] | None = None  # rows that come with an installed package
 
     def source(self, folder: Path | None = None) -> str | None:
-        """What would be read, or None where nothing is at hand without the hub."""
-        found = self.files.find(folder)
-        if found:
-            return ", ".join(f"{part}: {_listed(paths)}" for part, paths in found.items())
+        """Return what would be read, or None if nothing is available without the hub."""
+        parts = self.files.find(folder)
+        if parts:
+            return ", ".join(f"{part}: {_listed(paths)}" for part, paths in parts.items())
         return "built in" if self.builtin is not None and folder is None else None
 
     def load(self, config: TaskConfig) -> Pools:
-        """The texts: from task.folder or the data folder, from a package, or from the hub."""
+        """Load the texts from task.folder or the data folder, from a package, or from the hub."""
         parts = self.files.find(config.folder)
         if parts:
             raw = {name: [row for path in paths for row in self._read(path)] for name, paths in parts.items()}
@@ -97,12 +97,12 @@ class Known:
         if config.folder is not None or self.hub is None:
             raise TaskError(self._absent(config.folder))
         try:
-            found = hub_parts(self.hub.name, self.hub.config, self.hub.revision)
+            hub_rows = hub_parts(self.hub.name, self.hub.config, self.hub.revision)
         except TaskError as error:
             raise TaskError(f"{self._absent(None)}\n{error}") from error
         splits = {"train": self.hub.train, "test": self.hub.test}
         rows: dict[str, list[Row]] = {
-            part: [dict(row) for name in names for row in found[name]] for part, names in splits.items()
+            part: [dict(row) for name in names for row in hub_rows[name]] for part, names in splits.items()
         }
         return self._pools(rows, {part: f"{self.hub.name}/{'+'.join(names)}" for part, names in splits.items()}, config)
 
@@ -113,8 +113,8 @@ class Known:
     def _pools(self, raw: Mapping[str, list[Row]], paths: Mapping[str, str], config: TaskConfig) -> Pools:
         sets: dict[str, TextSet] = {}
         dropped: dict[str, int] = {}
-        for part, found in raw.items():
-            rows = list((self.shape or self._columns)(found, config))
+        for part, raw_rows in raw.items():
+            rows = list((self.shape or self._columns)(raw_rows, config))
             for row in rows[:1]:
                 absent = [column for column in (*self.task.text_columns, self.task.label_column) if column not in row]
                 if absent:
@@ -122,7 +122,7 @@ class Known:
                         f"{paths[part]}: no column for {', '.join(absent)} of {self.task.name} in it; the usual files "
                         f"are needed: {self.home}"
                     )
-            kept = [row for row in rows if _said(row, self.task.label_column) not in self.skip]
+            kept = [row for row in rows if _label_of(row, self.task.label_column) not in self.skip]
             dropped[f"label left out, {part}"] = len(rows) - len(kept)
             task = self.task
             if task.domain_column is not None and kept and task.domain_column not in kept[0]:
@@ -134,17 +134,17 @@ class Known:
         wanted = [*self.task.text_columns, self.task.label_column]
         wanted += [self.task.domain_column] if self.task.domain_column else []
         for row in rows:
-            found = {}
+            columns = {}
             for column in wanted:
                 for name in self.names.get(column, (column,)):
                     if name in row:
-                        found[column] = row[name]
+                        columns[column] = row[name]
                         break
-            label = str(found.get(self.task.label_column))
-            yield {**found, self.task.label_column: self.words.get(label, label)} if label != "None" else found
+            label = str(columns.get(self.task.label_column))
+            yield {**columns, self.task.label_column: self.words.get(label, label)} if label != "None" else columns
 
     def _absent(self, folder: Path | None) -> str:
-        """What was looked for, where to get it, which key to set."""
+        """Describe what was looked for, where to get it, and which key to set."""
         name, files = self.task.name, self.files
         looked = str(folder) if folder is not None else os.environ.get(ROOT) or f"${ROOT}, which is not set"
         wanted = " or ".join((*files.train, *files.test))
@@ -160,10 +160,10 @@ class Known:
         )
 
 
-def _said(row: Row, column: str) -> str:
-    """A row's label; of a row that was cut short it is empty."""
-    found = row.get(column)
-    return "" if found is None else str(found)
+def _label_of(row: Row, column: str) -> str:
+    """Return a row's label; empty if the row was cut short."""
+    label = row.get(column)
+    return "" if label is None else str(label)
 
 
 def _listed(paths: list[Path]) -> str:

@@ -1,4 +1,4 @@
-"""Tasks that need no entry here: any files, any data set of the hub."""
+"""Tasks without an entry here: any files, any hub data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def from_files(config: TaskConfig) -> tuple[Task, Pools]:
-    """A task out of files with named columns."""
+    """Build a task from files with named columns."""
     if config.train is None:
         raise TaskError('task.name = "files" needs task.train, the file with the labelled texts')
     rows = {"train": list(read_rows(config.train))}
@@ -29,7 +29,7 @@ def from_files(config: TaskConfig) -> tuple[Task, Pools]:
 
 
 def from_hub(config: TaskConfig) -> tuple[Task, Pools]:
-    """A task out of any data set of the hub."""
+    """Build a task from any hub data set."""
     if not config.hub:
         raise TaskError('task.name = "hub" needs task.hub, the name of the dataset, such as "nyu-mll/glue"')
     parts = hub_parts(config.hub, config.hub_config)
@@ -67,5 +67,5 @@ def _assemble(
 
 
 def points_of(config: TaskConfig) -> Coordinates:
-    """The coordinates that the configuration gives."""
+    """Return the configured coordinates of the labels."""
     return tuple(map(tuple, config.coordinates or ()))

@@ -1,4 +1,4 @@
-"""Data sets for a site's own task: questions on passages, summaries, questions to be asked; classifications by rows."""
+"""Data sets for a site's own task: question answering, summaries, question generation, classification."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Passages:
     from_hub: Callable[[Row], Row] = dict
 
     def source(self, folder: Path | None = None) -> str | None:
-        """What would be read, or None where nothing is at hand without the hub."""
-        found = self.files.find(folder)
-        return ", ".join(f"{part}: {paths[0]}" for part, paths in found.items()) or None
+        """Return what would be read, or None if nothing is available without the hub."""
+        parts = self.files.find(folder)
+        return ", ".join(f"{part}: {paths[0]}" for part, paths in parts.items()) or None
 
     def load(self, folder: Path | None) -> tuple[list[Row], list[Row]]:
-        """Rows to learn from and to test on; of a source without a test part the latter is empty."""
+        """Return training and test rows; the latter are empty if the source has no test part."""
         parts = self.files.find(folder)
         if parts:
             try:
@@ -47,11 +47,12 @@ class Passages:
         if folder is not None or self.hub is None:
             raise TaskError(self._absent(folder))
         try:
-            found = hub_parts(self.hub.name, self.hub.config, self.hub.revision)
+            hub_rows = hub_parts(self.hub.name, self.hub.config, self.hub.revision)
         except TaskError as error:
             raise TaskError(f"{self._absent(None)}\n{error}") from error
         both = [
-            [self.from_hub(row) for name in names for row in found[name]] for names in (self.hub.train, self.hub.test)
+            [self.from_hub(row) for name in names for row in hub_rows[name]]
+            for names in (self.hub.train, self.hub.test)
         ]
         return both[0], both[1]
 
@@ -67,14 +68,14 @@ class Passages:
 
 
 def squad_rows(path: Path) -> Iterator[Row]:
-    """SQuAD 1.1's json: articles, paragraphs, questions with their answers."""
+    """Read SQuAD 1.1's json: articles, paragraphs, questions with their answers."""
     with open_text(path) as file:
         articles = json.load(file)["data"]
     for article in articles:
         for part in article["paragraphs"]:
-            for asked in part["qas"]:
-                if asked["answers"]:
-                    yield _answered(asked["question"], part["context"], asked["answers"])
+            for question in part["qas"]:
+                if question["answers"]:
+                    yield _answered(question["question"], part["context"], question["answers"])
 
 
 def _answered(question: str, context: str, answers: list[Any]) -> Row:
@@ -84,32 +85,33 @@ def _answered(question: str, context: str, answers: list[Any]) -> Row:
 
 
 def _squad_on_hub(row: Row) -> Row:
-    said = row["answers"]
+    columns = row["answers"]
     answers = [
-        {"text": text, "answer_start": start} for text, start in zip(said["text"], said["answer_start"], strict=True)
+        {"text": text, "answer_start": start}
+        for text, start in zip(columns["text"], columns["answer_start"], strict=True)
     ]
     return _answered(row["question"], row["context"], answers)
 
 
 def newsqa_rows(path: Path) -> Iterator[Row]:
-    """NewsQA's combined json (stories with questions and a consensus), or MRQA's jsonl."""
+    """Read NewsQA's combined json (stories with questions and a consensus), or MRQA's jsonl."""
     if ".jsonl" in path.name:
         for row in read_rows(path):
-            for asked in row.get("qas", []):
-                spans = [(a["text"], a["char_spans"][0][0]) for a in asked["detected_answers"]]
+            for question in row.get("qas", []):
+                spans = [(a["text"], a["char_spans"][0][0]) for a in question["detected_answers"]]
                 yield _answered(
-                    asked["question"], row["context"], [{"text": text, "answer_start": at} for text, at in spans]
+                    question["question"], row["context"], [{"text": text, "answer_start": at} for text, at in spans]
                 )
         return
     with open_text(path) as file:
         stories = json.load(file)["data"]
     for story in stories:
-        for asked in story["questions"]:
-            place = asked.get("consensus", {})
+        for question in story["questions"]:
+            place = question.get("consensus", {})
             if "s" in place and story.get("type", "train") == _part(path):
                 text = story["text"][place["s"] : place["e"]]
                 at = place["s"] + len(text) - len(text.lstrip())
-                yield _answered(asked["q"], story["text"], [{"text": text.strip(), "answer_start": at}])
+                yield _answered(question["q"], story["text"], [{"text": text.strip(), "answer_start": at}])
 
 
 def _part(path: Path) -> str:
@@ -117,7 +119,7 @@ def _part(path: Path) -> str:
 
 
 def news_rows(path: Path) -> Iterator[Row]:
-    """CNN/DailyMail's table: article and highlights."""
+    """Read CNN/DailyMail's table: article and highlights."""
     for row in read_rows(path):
         yield _summary(row)
 
@@ -127,13 +129,13 @@ def _summary(row: Row) -> Row:
 
 
 def msqg_rows(path: Path) -> Iterator[Row]:
-    """GLGE's pairs of files: `answer [SEP] passage` in .src, the question in .tgt."""
-    beside = path.with_suffix(".tgt")
-    with open_text(path) as file, open_text(beside) as wanted:
-        read, asked = file.read().splitlines(), wanted.read().splitlines()
-    if len(read) != len(asked):
-        raise TaskError(f"{path} has {len(read)} lines and {beside.name} {len(asked)}; get both again")
-    for source, question in zip(read, asked, strict=True):
+    """Read GLGE's pairs of files: `answer [SEP] passage` in .src, the question in .tgt."""
+    target_path = path.with_suffix(".tgt")
+    with open_text(path) as file, open_text(target_path) as wanted:
+        read, questions = file.read().splitlines(), wanted.read().splitlines()
+    if len(read) != len(questions):
+        raise TaskError(f"{path} has {len(read)} lines and {target_path.name} {len(questions)}; get both again")
+    for source, question in zip(read, questions, strict=True):
         answer, _, context = source.partition("[SEP]")
         yield {"answer": answer.strip(), "context": context.strip(), "question": question.strip()}
 

@@ -22,7 +22,7 @@ RATINGS = (-1.5, -0.5, 0.5, 1.5)  # where mean ratings from -4 to 4 are cut into
 
 
 def _numbered_lines(path: Path) -> Iterable[Row]:
-    """`3 the text`, one a line, or a table with named columns."""
+    """Read `3 the text`, one per line, or a table with named columns."""
     if path.suffix in (".csv", ".tsv", ".jsonl", ".json"):
         yield from read_rows(path)
         return
@@ -33,7 +33,7 @@ def _numbered_lines(path: Path) -> Iterable[Row]:
 
 
 def _one_file_a_text(path: Path) -> Iterable[Row]:
-    """aclImdb/train/pos/0_9.txt, or one table."""
+    """Read aclImdb/train/pos/0_9.txt, or one table."""
     if path.suffix == ".txt":
         return [{"text": path.read_text(encoding="utf-8"), "label": path.parent.name}]
     return read_rows(path)
@@ -44,7 +44,7 @@ def _imdb_rows() -> Iterator[Row]:
 
 
 def _stars(rows: Iterable[Row], config: TaskConfig) -> Iterator[Row]:
-    """Archives of one category a file (reviews_Toys_and_Games_5.json), and Amazon Fine Foods (Reviews.csv)."""
+    """Read archives of one category per file (reviews_Toys_and_Games_5.json), and Amazon Fine Foods (Reviews.csv)."""
     for row in rows:
         named = re.match(r"(?:reviews_)?(.+?)(?:_5)?\.json", row["file"])
         yield {
@@ -55,7 +55,7 @@ def _stars(rows: Iterable[Row], config: TaskConfig) -> Iterator[Row]:
 
 
 def _graded(path: Path) -> Iterable[Row]:
-    """Number, mean rating and text, with no heading."""
+    """Read number, mean rating and text, without a header."""
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             parts = line.rstrip("\r\n").split("\t", 2)
@@ -68,7 +68,7 @@ def _graded(path: Path) -> Iterable[Row]:
 
 
 def _news(path: Path) -> Iterable[Row]:
-    """Class, title and body without a heading, or text and topic, or a table with named columns."""
+    """Read class, title and body without a header, or text and topic, or a table with named columns."""
     if path.suffix == ".tsv":
         return read_rows(path, columns=("text", "label"))
     return read_rows(path, columns=("class", "title", "body"))

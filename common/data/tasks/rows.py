@@ -19,10 +19,10 @@ Row = Mapping[str, Any]
 
 
 def read_rows(path: Path, columns: Sequence[str] = (), quoted: bool | None = None) -> Iterator[Row]:
-    """Rows of a csv, tsv, jsonl or json file, or of one that gzip packed, one mapping each.
+    """Read the rows of a csv, tsv, jsonl or json file, gzipped or not, one mapping each.
 
-    `columns` names the columns of a csv or tsv file whose first line does not name them. In a tsv file a quotation
-    mark is an ordinary sign unless it is `quoted`.
+    `columns` names the columns of a csv or tsv file without a header. In a tsv file a quotation mark is an ordinary
+    character unless it is `quoted`.
     """
     kind = (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
     if kind not in (".csv", ".tsv", ".jsonl", ".json"):
@@ -49,7 +49,7 @@ def read_rows(path: Path, columns: Sequence[str] = (), quoted: bool | None = Non
 
 
 def open_text(path: Path) -> TextIO:
-    """A text file, or one that gzip packed."""
+    """Open a text file, gzipped or not."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
@@ -63,7 +63,7 @@ def _cells(file: TextIO, mark: str, columns: Sequence[str], quoted: bool) -> Ite
             continue
         if not names:
             names = columns or row
-            if not columns or columns[-1] in row or columns[0] in row:  # the first line names them
+            if not columns or columns[-1] in row or columns[0] in row:  # the first line names the columns
                 names = row
                 continue
         yield dict(zip(names, [*row, *[None] * (len(names) - len(row))], strict=False))
@@ -84,25 +84,25 @@ def _lines_of_json(path: Path, file: Iterable[str]) -> Iterator[Row]:
 
 
 def _whole_json(path: Path, file: TextIO) -> Iterator[Row]:
-    """A list of objects, an object of objects, or (as review archives have it) one object a line."""
+    """Read a list of objects, an object of objects, or (as in review archives) one object per line."""
     text = file.read()
     try:
-        found = json.loads(text)
+        contents = json.loads(text)
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise TaskError(f"{path}: is not JSON ({error.msg}, line {error.lineno}); get the file again") from error
         yield from _lines_of_json(path, text.splitlines())
         return
-    if isinstance(found, dict):
-        found = list(found.values()) if all(isinstance(row, dict) for row in found.values()) else [found]
-    for row in found if isinstance(found, list) else [None]:
+    if isinstance(contents, dict):
+        contents = list(contents.values()) if all(isinstance(row, dict) for row in contents.values()) else [contents]
+    for row in contents if isinstance(contents, list) else [None]:
         if not isinstance(row, dict):
             raise TaskError(f"{path}: must be a list of JSON objects with named columns")
         yield row
 
 
 def check_columns(row: Row, columns: Iterable[tuple[str, str]], path: str) -> None:
-    """Refuse rows that lack a column, with the near one."""
+    """Refuse rows that lack a column; suggest the closest one."""
     for key, column in columns:
         if column not in row:
             near = difflib.get_close_matches(column, list(row), n=1, cutoff=0.5)
@@ -111,21 +111,21 @@ def check_columns(row: Row, columns: Iterable[tuple[str, str]], path: str) -> No
 
 
 def labels_in(rows: list[Row], column: str, path: str) -> list[str]:
-    """The different labels of a column, in the order of numbers if they are numbers, of the alphabet otherwise."""
+    """Return the distinct labels of a column, sorted as numbers if all are numbers, else alphabetically."""
     if not rows:
         raise TaskError(f"{path}: there are no rows in it")
     check_columns(rows[0], [("label", column)], path)
-    found = {str(row[column]) for row in rows if row.get(column) not in (None, "")}
-    return sorted(found, key=int) if all(label.lstrip("-").isdigit() for label in found) else sorted(found)
+    labels = {str(row[column]) for row in rows if row.get(column) not in (None, "")}
+    return sorted(labels, key=int) if all(label.lstrip("-").isdigit() for label in labels) else sorted(labels)
 
 
 def text_set(rows: list[Row], task: Task, path: str, labelled: bool = True) -> tuple[TextSet, int]:
-    """The rows as a text set, and how many were dropped because a text of theirs is blank."""
+    """Return the rows as a text set, and how many were dropped for a blank text."""
     if not rows:
         raise TaskError(f"{path}: there are no rows in it")
     needed = [("text", column) for column in task.text_columns]
     needed += [("label", task.label_column)] if labelled else []
-    # An unlabelled public file need not say which domain it is from.
+    # An unlabelled public file need not name its domain.
     with_domain = task.domain_column is not None and (labelled or task.domain_column in rows[0])
     needed += [("domain", str(task.domain_column))] if with_domain else []
     check_columns(rows[0], needed, path)
@@ -152,7 +152,7 @@ def text_set(rows: list[Row], task: Task, path: str, labelled: bool = True) -> t
             domains.append(str(row.get(str(task.domain_column))))
     if not texts:
         raise TaskError(f"{path}: every text in column {', '.join(task.text_columns)} is blank")
-    found = TextSet(
+    kept = TextSet(
         tuple(texts), np.array(labels, np.int64) if labelled else None, tuple(domains) if with_domain else None
     )
-    return found, len(rows) - len(texts)
+    return kept, len(rows) - len(texts)

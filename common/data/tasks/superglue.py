@@ -37,7 +37,7 @@ class Part:
 
 
 def plain(text: str) -> str:
-    """Without punctuation; @placeholder and underscores stay."""
+    """Remove punctuation except @placeholder and underscores."""
     return " ".join(re.sub(r"[^\w\s@]", "", text).split())
 
 
@@ -99,7 +99,7 @@ PARTS = {
 
 
 def load(config: TaskConfig) -> tuple[Task, Pools]:
-    """The parts that the configuration names, from CB/train.jsonl, CB/val.jsonl and so on; each is a domain."""
+    """Load the configured parts, from CB/train.jsonl, CB/val.jsonl and so on; each is a domain."""
     folder = config.folder or _usual_folder()
     names = config.parts or list(PARTS)
     unknown = [name for name in names if name not in PARTS]
@@ -109,9 +109,9 @@ def load(config: TaskConfig) -> tuple[Task, Pools]:
     _check_there(folder, parts)
     labels = tuple(dict.fromkeys(word for part in parts for word in part.words.values()))
     numbers = {word: number for number, word in enumerate(labels)}
-    everything = tuple(range(len(labels)))
+    all_labels = tuple(range(len(labels)))
     choices = tuple(
-        (part.name, tuple(sorted({numbers[word] for word in part.words.values()})) if config.own_words else everything)
+        (part.name, tuple(sorted({numbers[word] for word in part.words.values()})) if config.own_words else all_labels)
         for part in parts
     )
     task = Task(

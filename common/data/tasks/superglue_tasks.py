@@ -27,8 +27,8 @@ def _pair(row: Row) -> Examples:
 
 
 def _copa(row: Row) -> Examples:
-    asked = {"cause": "What was the cause?", "effect": "What happened as a result?"}[row["question"]]
-    yield f"{row['premise']} {asked}", f"first: {row['choice1']} second: {row['choice2']}", row["label"]
+    question = {"cause": "What was the cause?", "effect": "What happened as a result?"}[row["question"]]
+    yield f"{row['premise']} {question}", f"first: {row['choice1']} second: {row['choice2']}", row["label"]
 
 
 def _multirc(row: Row) -> Examples:
@@ -42,14 +42,14 @@ def _multirc(row: Row) -> Examples:
 
 
 def _record(row: Row) -> Examples:
-    """The query with each entity in the place of @placeholder."""
+    """Yield the query with each entity in place of @placeholder."""
     if "qas" in row:
         text = row["passage"]["text"]
         entities = dict.fromkeys(text[place["start"] : place["end"] + 1] for place in row["passage"]["entities"])
-        asked = [(one["query"], {answer["text"] for answer in one["answers"]}) for one in row["qas"]]
+        queries = [(question["query"], {answer["text"] for answer in question["answers"]}) for question in row["qas"]]
     else:
-        text, entities, asked = row["passage"], dict.fromkeys(row["entities"]), [(row["query"], set(row["answers"]))]
-    for query, right in asked:
+        text, entities, queries = row["passage"], dict.fromkeys(row["entities"]), [(row["query"], set(row["answers"]))]
+    for query, right in queries:
         for entity in entities:
             yield text, query.replace("@placeholder", entity), entity in right
 
@@ -72,8 +72,8 @@ def _shaped(name: str, examples: Callable[[Row], Examples], words: Mapping[str, 
         for row in rows:
             try:
                 for first, second, label in examples(row):
-                    said = str(label).lower()
-                    yield {"first": first, "second": second, "label": words.get(said, said)}
+                    word = str(label).lower()
+                    yield {"first": first, "second": second, "label": words.get(word, word)}
             except (KeyError, TypeError) as error:
                 raise TaskError(
                     f"{row.get('folder', name)}/{row.get('file', '')}: a row is not as SuperGLUE has it ({error} is "

@@ -1,4 +1,4 @@
-"""What a task is: its labels and where they lie, its columns, its metric."""
+"""What a task is: its labels and their coordinates, its columns, its metric."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ INFERENCE_TRIANGLE = {
 
 
 def on_a_line(classes: int) -> Coordinates:
-    """Coordinates 1 to C of ordered labels, such as stars."""
+    """Return coordinates 1 to C for ordered labels, such as stars."""
     return tuple((float(place),) for place in range(1, classes + 1))
 
 
 def points_by_name(labels: Sequence[str]) -> Coordinates:
-    """Coordinates of emotions or of the three relations of inference, where all labels have these names; else none."""
+    """Return coordinates of emotions or of the three inference relations, if all labels have these names; else none."""
     for known in (VALENCE_AROUSAL, INFERENCE_TRIANGLE):
         if all(label in known for label in labels):
             return tuple(known[label] for label in labels)
@@ -54,10 +54,8 @@ class Task:
     label_column: str = "label"
     domain_column: str | None = None
     label_words: tuple[str, ...] = ()
-    choices: tuple[
-        tuple[str, tuple[int, ...]], ...
-    ] = ()  # the classes that are possible in each domain, if they differ
-    coordinates: Coordinates = ()  # where labels are nearer or farther; empty: all are equally far apart
+    choices: tuple[tuple[str, tuple[int, ...]], ...] = ()  # the possible classes of each domain, if they differ
+    coordinates: Coordinates = ()  # coordinates of the labels; empty: all are equally far apart
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
