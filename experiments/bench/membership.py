@@ -46,7 +46,7 @@ def run(seed: int) -> list[dict[str, Any]]:
     from fedstill.common.config.files import load_run
     from fedstill.common.wire import Ask
 
-    demo = (HERE.parent / "demo.toml").read_text(encoding="utf-8").split("[[sites]]")[0]
+    demo = (HERE / "tiny.toml").read_text(encoding="utf-8").split("[[sites]]")[0]
     site = '[[sites]]\nname = "site"\nmodel = "tiny-bert-warm"\n'
     sizes = [
         f"data.private={TEXTS}",

@@ -98,7 +98,7 @@ def run(row: str, seed: int) -> dict[str, object]:
         "report.alone=false",
         "data.test=1000",
     ]
-    demo = (HERE.parent / "demo.toml").read_text(encoding="utf-8")
+    demo = (HERE / "tiny.toml").read_text(encoding="utf-8")
     demo = demo.replace("distill_epochs = 2\n", "")  # not every method has it; those that do mean 3
     config = load_run(demo, [*common, *ROWS[row]])
     began = time.process_time()

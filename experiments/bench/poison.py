@@ -46,7 +46,7 @@ def config_of(seed: int) -> Any:
     """The demo's task and training with ten sites of one family, which both predictions and updates need."""
     from fedstill.common.config.files import load_run
 
-    demo = (HERE.parent / "demo.toml").read_text(encoding="utf-8").split("[[sites]]")[0]
+    demo = (HERE / "tiny.toml").read_text(encoding="utf-8").split("[[sites]]")[0]
     demo = demo.replace("distill_epochs = 2\n", "").replace('name = "fedid"', 'name = "feddf"')
     sites = "".join(f'[[sites]]\nname = "site-{n}"\nmodel = "tiny-bert-warm"\n' for n in range(SITES))
     return load_run(demo + sites, [*COMMON, f"seed={seed}", "method.local_epochs=6"])
