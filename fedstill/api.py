@@ -117,7 +117,8 @@ class Classifier:
         words = tuple(config.task.label_words or (known.label_words if known else ()))
         task = Task(config.task.name, self.labels, label_words=words)
         train, central = config.train, config.central
-        settings = ModelConfig(name=str(folder), max_length=central.max_length or train.max_length, keep=train.keep)
+        length = central.max_length or train.max_length
+        settings = ModelConfig(name=str(folder), max_length=length, keep=train.keep, keep_head=True)
         self.model = load_model(settings, task, seed=0)
 
     def __call__(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, Any]]:

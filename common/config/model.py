@@ -30,6 +30,7 @@ class ModelConfig(Section):
     max_length: int = Field(64, ge=4)
     keep: Literal["start", "end"] = "start"
     lora: LoraConfig | None = None
+    keep_head: bool = False
     precision: Precision = "auto"
     device: str = "auto"
 
@@ -57,6 +58,7 @@ class LearnerConfig(Section):
     batch_size: int | None = Field(None, ge=1)  # by default train.batch_size
     max_length: int | None = Field(None, ge=4)  # by default train.max_length
     lora: LoraConfig | None = None  # train adapters instead of the whole model
+    keep_head: bool = False  # use the classifier of a checkpoint that has one, instead of a new one
     device: str = "auto"  # `cpu`, `cuda:0` ...; auto: a GPU if there is one
     # of the forward pass; auto: bfloat16 where the GPU has it
     precision: Precision = "auto"
@@ -69,6 +71,7 @@ class LearnerConfig(Section):
             max_length=self.max_length or train.max_length,
             keep=train.keep,
             lora=self.lora,
+            keep_head=self.keep_head,
             precision=self.precision,
             device=self.device,
         )

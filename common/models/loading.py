@@ -52,6 +52,8 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
             **offline,
         )
         _check_weights(config.name, net, report)
+        if not config.keep_head:
+            _draw_head(net, report)
         check_tokenizer(config.name, tokenizer, net, config.max_length)
         tokenizer.truncation_side = "right" if config.keep == "start" else "left"
         if config.lora is not None:
@@ -128,6 +130,23 @@ def _check_weights(name: str, net: Any, report: dict[str, Any]) -> None:
         wrong = sorted([*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])])
     if wrong:
         raise ModelError(f"model {name}: {len(wrong)} weights are absent or of another size, such as {wrong[0]}")
+
+
+def _draw_head(net: Any, report: dict[str, Any]) -> None:
+    """Replace a head that came with the checkpoint: trained for something else, and the same whatever the seed."""
+    if net.config.is_encoder_decoder:
+        return
+    drawn = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
+    for part, module in net.named_children():
+        names = [f"{part}.{name}" for name, _ in module.named_parameters()]
+        if part != net.base_model_prefix and any(name not in drawn for name in names):
+            for layer in module.modules():
+                if isinstance(layer, nn.Linear):
+                    nn.init.normal_(layer.weight, std=getattr(net.config, "initializer_range", 0.02))
+                    if layer.bias is not None:
+                        nn.init.zeros_(layer.bias)
+                elif isinstance(layer, nn.LayerNorm):
+                    layer.reset_parameters()
 
 
 def check_tokenizer(name: str, tokenizer: Any, net: Any, max_length: int) -> None:

@@ -293,3 +293,23 @@ def test_bfloat16_answers_in_float32_and_close() -> None:
     model = load_model(config, REVIEWS, 1).eval()
     assert logits(model).dtype == torch.float32
     torch.testing.assert_close(logits(model), logits(load("tiny-bert")), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["tiny-bert", "tiny-roberta", "tiny-xlnet"])
+def test_a_checkpoints_own_head_is_taken_over_only_when_asked(tmp_path: Path, name: str) -> None:
+    task = TASKS["film-reviews"]
+    first = load_model(ModelConfig(name=name), task, seed=1)
+    first.save(tmp_path)
+    head = {n: p for n, p in first.net.named_parameters() if not n.startswith(first.net.base_model_prefix)}
+    assert head
+    for seed, keep in ((2, True), (2, False), (3, False)):
+        again = load_model(ModelConfig(name=str(tmp_path), keep_head=keep), task, seed=seed)
+        mine = dict(again.net.named_parameters())
+        matrices = [n for n, p in head.items() if p.dim() > 1]
+        assert all(torch.equal(mine[n], head[n]) == keep for n in matrices), (seed, keep)
+        body = [n for n in mine if n not in head]
+        assert all(torch.equal(mine[n], dict(first.net.named_parameters())[n]) for n in body)
+    two, three = (load_model(ModelConfig(name=str(tmp_path)), task, seed=seed) for seed in (2, 3))
+    assert not any(
+        torch.equal(dict(two.net.named_parameters())[n], dict(three.net.named_parameters())[n]) for n in matrices
+    )
