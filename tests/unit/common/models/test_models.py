@@ -32,8 +32,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def load(name: str, seed: int = 1, task: Task = REVIEWS, lora: LoraConfig | None = None, length: int = 32) -> TextModel:
-    return load_model(ModelConfig(name=name, max_length=length, lora=lora, device="cpu"), task, seed).eval()
+def load(
+    name: str,
+    seed: int = 1,
+    task: Task = REVIEWS,
+    lora: LoraConfig | None = None,
+    length: int = 32,
+    keep_head: bool = False,
+) -> TextModel:
+    settings = ModelConfig(name=name, max_length=length, lora=lora, keep_head=keep_head, device="cpu")
+    return load_model(settings, task, seed).eval()
 
 
 def logits(model: TextModel, texts: list[str] | list[tuple[str, str]] = TEXTS) -> Tensor:
@@ -71,7 +79,7 @@ def test_a_saved_folder_loads_with_plain_transformers_and_says_the_same(name: st
     if model.family != "t5":
         with torch.no_grad():
             torch.testing.assert_close(plain(**rows).logits, logits(model))
-    torch.testing.assert_close(logits(load(str(tmp_path), seed=9)), logits(model))
+    torch.testing.assert_close(logits(load(str(tmp_path), seed=9, keep_head=True)), logits(model))
 
 
 def test_t5_scores_a_label_by_the_probability_of_writing_it() -> None:
@@ -180,9 +188,7 @@ def test_lora_trains_adapters_and_head_only_and_saves_merged(name: str, tmp_path
     model.load_trainable_state({key: tensor + 0.05 for key, tensor in state.items()})
     assert not torch.allclose(logits(model), logits(load(name)))
     model.save(tmp_path)
-    settings = ModelConfig(name=str(tmp_path), max_length=32, keep_head=True, device="cpu")
-    again = load_model(settings, REVIEWS, seed=1).eval()
-    torch.testing.assert_close(logits(again), logits(model), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(logits(load(str(tmp_path), keep_head=True)), logits(model), atol=1e-4, rtol=1e-3)
 
 
 def test_lora_targets_that_fit_nothing_are_refused_with_the_layers_there_are() -> None:
