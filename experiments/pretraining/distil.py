@@ -381,6 +381,7 @@ def distil(name: str, texts: Corpus, taught: Lessons, epochs: float, target: Pat
     }
     net.half().save_pretrained(target / name)
     tokenizer.save_pretrained(target / name)
+    (target / name / "model.safetensors").chmod(0o644)  # it is written for its owner only
     return facts
 
 
@@ -388,7 +389,7 @@ def main() -> None:
     """Distil the models that are named, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(NAMES), help="which models; all four if none is named")
-    parser.add_argument("--epochs", type=float, default=EPOCHS)
+    parser.add_argument("--epochs", type=float, default=EPOCHS, help="passes over the texts")
     parser.add_argument("--share", type=float, default=1.0, help="of the texts, for a trial")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "fedstill-pretraining")
     parser.add_argument("--target", type=Path, default=WEIGHTS)
