@@ -6,13 +6,16 @@ import logging
 import os
 from pathlib import Path
 
+from cryptography.hazmat.primitives import serialization
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedstill.client.own_task import make_node, node_kind
+from fedstill.client.release import approval
+from fedstill.client.release.ledger import Ledger
 from fedstill.client.release.limits import check_files
 from fedstill.client.session import Door, Session
-from fedstill.common.config import ConfigError, RunConfig, SiteConfig
+from fedstill.common.config import ConfigError, RunConfig, SiteConfig, SiteFile
 from fedstill.common.config.files import load_run, load_site
 from fedstill.common.wire import Ask, Facts, from_records, to_records
 from fedstill.strategies import all_verbs
@@ -27,17 +30,23 @@ def join(message: Message, context: Context) -> Message:
     _, facts = from_records(message.content)
     config = load_run(str(facts["config"]))
     kind = node_kind(config)
-    who = "a site"
+    who, hidden = "a site", kind.task_is_secret and context.node_config.get("site") is not None
+    ledger: Ledger | None = None
     try:
         site = find_site(config, context)
-        who = f"site {site.name}"
+        who, hidden = f"site {site.name}", hidden or site.privacy is not None
+        ledger = Ledger(state_root(site) / "ledger.jsonl", str(facts["run"])[:128])
+        if context.node_config.get("site") is not None:
+            check_files(config, site)
+        approval.require(config, str(facts["run"]), site, state_root(site))
         node = kind(config, site, str(facts["run"]), state_root(site))
         door = None if facts["link"] == "messages" else _door(config, site, facts)
     except Exception as error:
-        if kind.task_is_secret and context.node_config.get("site") is not None:
-            log.error("%s: %s", who, error)  # the error text may reveal the task
-            secret = f"{who} cannot begin; its own log says why, since its task is its secret"
-            raise RuntimeError(secret) from None
+        if ledger is not None:
+            ledger.not_joined(error)
+        if hidden:
+            log.error("%s: %s", who, error)  # its text may quote a label or reveal the task
+            raise RuntimeError(f"{who} cannot begin; its own log says why, since its texts are its secret") from None
         raise RuntimeError(f"{who}: {error}") from error
     greeting = node.greeting()
     node.ledger.joined(greeting)
@@ -56,6 +65,9 @@ def answer_message(message: Message, context: Context) -> Message:
     arrays, facts = from_records(message.content)
     config = load_run(str(facts["config"]))
     site = find_site(config, context)
+    if context.node_config.get("site") is not None:
+        check_files(config, site)
+    approval.require(config, str(facts["run"]), site, state_root(site))
     node = make_node(config, site, str(facts["run"]), state_root(site))
     node.take_up()
     verb = message.metadata.message_type
@@ -76,9 +88,7 @@ def find_site(config: RunConfig, context: Context) -> SiteConfig:
     """Return the site that this SuperNode serves: from its own file, or the run's entry with its partition number."""
     path = context.node_config.get("site")
     if path is not None:
-        own_site = load_site(Path(str(path)))
-        check_files(config, own_site)
-        return own_site
+        return load_site(Path(str(path)))
     number = context.node_config.get("partition-id")
     if number is None:
         raise ConfigError(
@@ -115,7 +125,20 @@ def _door(config: RunConfig, site: SiteConfig, facts: Facts) -> Door:
         site.stream or str(facts["address"]),
         str(facts["token"]),
         site.root_certificates,
+        own_pair(site),
         exchange.max_frame_mb << 20,
         exchange.keep_alive,
         exchange.reconnect,
+    )
+
+
+def own_pair(site: SiteConfig) -> tuple[bytes, bytes] | None:
+    """Return the key and certificate with which the site shows itself on the stream; None if it has none."""
+    if not isinstance(site, SiteFile) or site.certificate is None or site.private_key is None:
+        return None
+    key = serialization.load_ssh_private_key(site.private_key.read_bytes(), None)
+    form = serialization.PrivateFormat.PKCS8
+    return (
+        key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()),
+        site.certificate.read_bytes(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import time
@@ -13,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstill.client.release.ledger import Ledger
-from fedstill.client.release.limits import Gate
+from fedstill.client.release.approval import verbs_of
+from fedstill.client.release.budget import BudgetError, BudgetSpent
+from fedstill.client.release.ledger import Ledger, LedgerError
+from fedstill.client.release.limits import Gate, NotCounted, Refused
+from fedstill.client.release.noise import standard_normal
 from fedstill.client.release.privacy import Guard
 from fedstill.common import checkpoint
 from fedstill.common.checkpoint import Nested
@@ -30,8 +34,15 @@ from fedstill.common.wire import Ask, Facts, Reply, WireError
 from fedstill.common.wire.compression import pack, unpack
 from fedstill.strategies import VERBS, find_verb
 from fedstill.strategies.fedid import Pending
+from fedstill.strategies.secure_sum import Masking, under_masks
 
 Loss = Callable[[Tensor, Rows], Tensor]
+REASONS = (Refused, NotCounted, LedgerError, BudgetSpent, BudgetError, WireError)  # what a hidden site may give
+log = logging.getLogger("flwr")
+
+
+class Failed(RuntimeError):
+    """An Ask failed at a site with [privacy]: the error's own text might quote what is hidden."""
 
 
 class Node:
@@ -49,12 +60,16 @@ class Node:
         self.checkpoints = self.folder / "checkpoints"
         self.place = (0, 0)  # round and step of the current Ask
         self.pending: Pending | None = None  # FedID: the batch that waits for its feedback
+        self.masking: Masking | None = None  # of the secure sum that is going on
         self.second: Any = None  # a second model beside the site's own, if the method uses one
         self.kept: dict[str, Any] = {}  # what verbs keep between rounds beside the model; part of every checkpoint
         self.ledger = Ledger(state_root / "ledger.jsonl", run)
-        self.guard = None if site.privacy is None else Guard(site.privacy, state_root, run)
-        self.gate = Gate(site, run, state_root, self._work)
+        self.guard = None if site.privacy is None else Guard(site.privacy, state_root)
+        asked = None if site.approval is None else verbs_of(config)
+        self.gate = Gate(site, run, state_root, self._work, asked, None if asked is None else config.rounds)
         self._load(config, site)
+        if self.guard is not None:
+            self.guard.settle(len(self.private), self.learner.batch_size)
 
     def _load(self, config: RunConfig, site: SiteConfig) -> None:
         """Load the site's texts and model."""
@@ -80,12 +95,18 @@ class Node:
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
             "travelling": sum(p.numel() for p in self.learner.parameters),
             "rates": self.learner.rates,
-            "texts": len(self.private),
+            "texts": self.size,
             "labels": list(self.task.labels),
             "public": self.fingerprint,
             "public_texts": len(self.public),
-            "rounds": checkpoint.rounds(self.checkpoints),
+            "rounds": checkpoint.whole_rounds(self.checkpoints),
+            **({} if self.guard is None else {"privacy": "dp-sgd" if self.guard.trains else "noise"}),
         }
+
+    @property
+    def size(self) -> int:
+        """n_k: how many private texts the site has."""
+        return len(self.private)
 
     def answer(self, ask: Ask) -> Reply:
         """Work on an Ask; whatever leaves the site is entered in its ledger first."""
@@ -93,6 +114,9 @@ class Node:
             reply = self.gate.answer(ask)
         except Exception as error:
             self.ledger.refused(ask, error)
+            if self.guard is not None and not isinstance(error, REASONS):
+                log.error("site %s: %s of run %s failed", self.name, ask.verb, self.folder.name, exc_info=error)
+                raise Failed(f"{ask.verb} failed; the site's own log says why, since its texts are hidden") from None
             raise
         self.ledger.leaves(ask, reply, reply.metrics.get("privacy"))
         return reply
@@ -101,21 +125,32 @@ class Node:
         """Work with random draws seeded by the Ask's place in the run."""
         verb = VERBS.get(ask.verb) or find_verb(ask.verb)
         began = time.perf_counter()
-        ask = Ask(ask.verb, unpack(ask.arrays), ask.settings)
+        if self.guard is not None:
+            self.guard.admit(verb)
+        mask = ask.settings.get("mask")
+        settings = {name: value for name, value in ask.settings.items() if name != "mask"}
+        ask = Ask(ask.verb, unpack(ask.arrays), settings)
         self.place = (int(ask.settings.get("round", 0)), int(ask.settings.get("step", 0)))
         with self.learner.at(*self.place):
-            arrays, metrics = verb.answered(self, ask)
+            answer = verb.answered(self, ask)
         if self.guard is not None:
-            arrays, metrics = self.guard.cover(ask, arrays, metrics)
-        seconds = round(time.perf_counter() - began, 6)
-        return Reply(self.name, pack(arrays, self.config.exchange.predictions), {**metrics, "seconds": seconds})
+            answer, budget = self.guard.cover(verb, answer)
+            added: Facts = {} if budget is None else {"privacy": budget}
+        else:
+            added = {"seconds": round(time.perf_counter() - began, 6)}
+        arrays, metrics = answer.to_wire()
+        if mask is not None:
+            arrays = under_masks(self, arrays, dict(mask))
+        elif self.site.limits.sums_only and any(value.dtype.kind == "f" for value in arrays.values()):
+            raise Refused("limits.sums_only lets answers out in secure sums only; set exchange.secure in the run")
+        return Reply(self.name, pack(arrays, self.config.exchange.predictions), {**metrics, **added})
 
     # --- between two plain Flower messages ---
 
     def put_away(self, number: int) -> None:
         """Save everything that the next message needs; this process ends with the current one."""
         pending = self.pending
-        facts = {"pending": None if pending is None else [*pending.place, pending.dropout]}
+        facts = {"pending": None if pending is None else [*pending.place, pending.dropout], "trained": self.trained_by}
         rows = {} if pending is None else {"pending": pending.rows}
         checkpoint.save(self.folder / "work", number, {**self.state(), **rows}, facts, keep=2)
 
@@ -129,6 +164,7 @@ class Node:
         if newest is None:
             return
         _, arrays, facts, _ = newest
+        self.check_origin(facts)
         rows = arrays.pop("pending", None)
         self.load_state(arrays)
         if rows is not None:
@@ -137,9 +173,23 @@ class Node:
 
     # --- parts that verbs share ---
 
+    def draw_noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw noise that the server cannot: it knows the run's seed."""
+        return standard_normal(shape)
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds: the model, its optimizers, and what verbs keep in `kept`."""
         return {**self.learner.state(), "kept": self.kept}
+
+    @property
+    def trained_by(self) -> str:
+        """How the model came to know the private texts: a checkpoint says it."""
+        return "dp-sgd" if self.guard is not None and self.guard.trains else "plain"
+
+    def check_origin(self, facts: Facts) -> None:
+        """Refuse a checkpoint that plain training has seen, at a site whose model must not have had any."""
+        if self.trained_by == "dp-sgd" and facts.get("trained") != "dp-sgd":
+            raise WireError("this checkpoint is of a model that was trained without noise, and [privacy] forbids it")
 
     def load_state(self, state: Nested) -> None:
         """Restore what `state` returned."""
@@ -150,6 +200,15 @@ class Node:
     def train_privately(self, epochs: int, practice: Practice, loss: Loss | None = None) -> list[float]:
         """Train on the private texts, each epoch one pass or `train.epoch_steps`; return each epoch's mean loss."""
         steps = self.config.train.epoch_steps
+        if self.guard is not None and self.guard.trains:
+            from fedstill.client.release.dp_training import fit_privately  # Opacus takes a second to import
+
+            batch, total = self.learner.batch_size, None if steps is None else steps * epochs
+            plan, multiplier = self.guard.charge_training(len(self.private), batch, epochs, total)
+            clip = self.guard.settings.clip
+            return fit_privately(
+                self.learner, self.lessons, loss or self.private_loss, plan, practice, clip, multiplier
+            )
         return self.learner.fit(
             self.lessons,
             np.arange(len(self.private)),

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedstill.client.node import Node
-from fedstill.client.release.secret_noise import draws, secret_of
 from fedstill.common import checkpoint
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig
 from fedstill.common.data.site_tasks import Work
@@ -36,9 +35,9 @@ class OwnTaskNode(Node):
                 "and train into its site.toml ([sites.task] in the run's file where all sites are on one machine)"
             )
         self.work = Work(site.task, derive(config.seed, site.name, "split"))
-        self.model = load_mixed(
-            site.model_settings(config.train), self.work.outputs, derive(config.seed, site.name, "model")
-        )
+        # Drawn by shape, not by name: sites whose heads begin apart pull a shared encoder apart.
+        outputs = self.work.outputs
+        self.model = load_mixed(site.model_settings(config.train), outputs, derive(config.seed, "model", outputs))
         self.model.smoothing = site.task.label_smoothing
         self.learner = Learner(site.name, self.model, site, config.train, config.seed)
         examples = self.work.examples(self.model)
@@ -53,11 +52,16 @@ class OwnTaskNode(Node):
             "family": self.model.family,
             "model": Path(self.site.model).name,
             "parameters": sum(value.numel() for value in self.model.group(("encoder", "decoder", "mlm")).values()),
-            "texts": len(self.private),
+            "texts": self.size,
             "public": self.fingerprint,
             "public_texts": 0,
-            "rounds": checkpoint.rounds(self.checkpoints),
+            "rounds": checkpoint.whole_rounds(self.checkpoints),
         }
+
+    @property
+    def size(self) -> int:
+        """How many items the site has: a question on a long passage is one, however many windows it is read in."""
+        return len(self.work.train)
 
     def answer(self, ask: Ask) -> Reply:
         """Answer as any site does; remember verb and round for the file of scores."""
@@ -94,14 +98,13 @@ class OwnTaskNode(Node):
         shared = {name: known[name] for name in arrays if name in known}
         self.model.fill(shared, {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})
 
-    def shown(self, vectors: np.ndarray, clip: float, noise: float, *place: object) -> np.ndarray:
+    def shown(self, vectors: np.ndarray, clip: float, noise: float) -> np.ndarray:
         """Return vectors as the server may see them: clipped and with Gaussian noise if asked, in half precision."""
         released = np.asarray(vectors, np.float32)
         if clip > 0:
             released = clipped(released, clip)
         if noise > 0:
-            rng = draws(secret_of(self.folder), released, *place)
-            released = released + rng.standard_normal(released.shape, np.float32) * np.float32(noise * clip)
+            released += (self.draw_noise(released.shape) * (noise * clip)).astype(np.float32)
         return released.astype(np.float16)
 
 

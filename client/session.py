@@ -23,6 +23,7 @@ from fedstill.common.wire.frames import (
     METHOD,
     READY,
     REPLY,
+    TOKEN,
     WELCOME,
     Frame,
     check_travels,
@@ -30,6 +31,14 @@ from fedstill.common.wire.frames import (
     grpc_options,
     join,
 )
+
+REFUSALS = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
+BUSY = "Concurrent RPC limit"  # gRPC's words for a server whose streams are all in use: another try may do
 
 
 class SessionRefused(RuntimeError):
@@ -47,6 +56,7 @@ class Door:
     address: str
     token: str
     root_certificates: Path | None = None
+    pair: tuple[bytes, bytes] | None = None  # the site's own key and certificate, PEM
     limit: int = 1 << 31
     keep_alive: float = 20.0
     patience: float = 60.0
@@ -75,9 +85,10 @@ class Session:
                 return self._serve_connection()
             except grpc.RpcError as error:
                 reason = _reason(error)
-                if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION):
-                    raise SessionRefused(reason) from None
-                if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT):
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    unknown = "the coordinator's stream does not know this site's token, or it is spent"
+                    raise SessionRefused(unknown) from None
+                if error.code() in REFUSALS and BUSY not in reason:
                     raise SessionRefused(reason) from None
             except WireError as error:
                 reason = str(error)
@@ -95,8 +106,8 @@ class Session:
     def _serve_connection(self) -> Facts:
         outgoing: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         with self._channel() as channel:
-            call = channel.stream_stream(METHOD)(self._messages(outgoing))
-            outgoing.put(Frame(HELLO, facts={"token": self.token, **self.greeting}))
+            call = channel.stream_stream(METHOD)(self._messages(outgoing), metadata=((TOKEN, self.token),))
+            outgoing.put(Frame(HELLO, facts=self.greeting))
             try:
                 for frame in join(call, self.door.limit, self._count_in):
                     if frame.kind == CLOSE:
@@ -145,7 +156,9 @@ class Session:
         options = grpc_options(self.door.keep_alive)
         if self.door.root_certificates is None:
             return grpc.insecure_channel(self.door.address, options)
-        credentials = grpc.ssl_channel_credentials(self.door.root_certificates.read_bytes())
+        credentials = grpc.ssl_channel_credentials(
+            self.door.root_certificates.read_bytes(), *(self.door.pair or (None, None))
+        )
         return grpc.secure_channel(self.door.address, credentials, options)
 
     def _count_in(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""One process at a time: a lock file that the system releases however its holder ends."""
+"""One process at a time: lock files that the system releases however their holder ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import contextlib
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def taking_turns(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path`; wait while another process holds it."""
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

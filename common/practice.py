@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-Optimizer = Literal["adamw", "adafactor", "sgd"]
+Optimizer = Literal["adamw", "adafactor", "adafactor_unscaled", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,9 @@ class Practice:
     optimizer: Optimizer = "adamw"
     fresh: bool = False  # a new optimizer instead of the one that persists between calls
     decay: tuple[float, float] | None = None
+    dropout: bool = True
 
-    KEYS: ClassVar = ("optimizer", "fresh", "decay")
+    KEYS: ClassVar = ("optimizer", "fresh", "decay", "dropout")
 
     def to_facts(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, as they travel."""
@@ -31,4 +32,6 @@ class Practice:
         if decay is not None and not (isinstance(decay, list | tuple) and len(decay) == 2):
             raise ValueError(f"decay is two numbers, not {str(decay)[:40]!r}")
         pair = None if decay is None else (float(decay[0]), float(decay[1]))
-        return cls(facts.get("optimizer", "adamw"), bool(facts.get("fresh")), pair)
+        return cls(
+            facts.get("optimizer", "adamw"), bool(facts.get("fresh")), pair, bool(facts.get("dropout", True))
+        )  # fmt: skip

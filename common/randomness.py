@@ -22,5 +22,7 @@ def derive(seed: int, *place: object) -> int:
 def seeded(seed: int) -> Iterator[None]:
     """Let torch draw from `seed` inside, and restore its generator afterwards; threads take turns."""
     with _TURN, torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats the call stack, for a CUDA to come
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(seed)
         yield

@@ -24,6 +24,13 @@ QUIET = {
 }
 
 
+THIN = {  # the files of an app bundle; a site runs no others
+    "fedstill_run/__init__.py": '"""A run of fedstill, as a Flower app."""\n',
+    "fedstill_run/server.py": "from fedstill.server import app as room\n\napp = room.app\n",
+    "fedstill_run/client.py": "from fedstill.client import app as room\n\napp = room.app\n",
+}
+
+
 class FlowerError(RuntimeError):
     """A Flower command failed; the text is its output."""
 
@@ -37,11 +44,9 @@ def environment(home: Path | None = None) -> dict[str, str]:
 
 def write_bundle(folder: Path, config: RunConfig, run_folder: str, resume: bool) -> Path:
     """Write a Flower app of two thin files, so that every party runs its own installed fedstill."""
-    package = folder / "fedstill_run"
-    package.mkdir(parents=True, exist_ok=True)
-    (package / "__init__.py").write_text('"""A run of fedstill, as a Flower app."""\n')
-    for side in ("server", "client"):
-        (package / f"{side}.py").write_text(f"from fedstill.{side} import app as room\n\napp = room.app\n")
+    for name, text in THIN.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     project: dict[str, Any] = {
         "project": {
             "name": "fedstill-run",

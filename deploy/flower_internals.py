@@ -14,7 +14,8 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-from flwr.supernode.cli import flower_supernode
+from flwr.supernode.cli import flower_supernode, flwr_clientapp
+from flwr.supernode.runtime import run_clientapp
 
 __all__ = [
     "HEARTBEAT_DEFAULT_INTERVAL",
@@ -26,7 +27,9 @@ __all__ = [
     "DeactivateNodeRequest",
     "FleetStub",
     "flower_supernode",
+    "flwr_clientapp",
     "now",
     "public_key_to_bytes",
+    "run_clientapp",
     "sign_message",
 ]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedstill.server.federation import Federation
     from fedstill.strategies import METHODS
     from fedstill.strategies.base import Method, Params, Round
-    from fedstill.strategies.verbs import site_verb
+    from fedstill.strategies.verbs import Shield, site_verb
 
 # The public names, and where each is defined. They are imported on first use, so that `import fedstill` is fast.
 _HOMES = {
@@ -46,6 +46,7 @@ _HOMES = {
     "Reply": "fedstill.common.wire",
     "Message": "fedstill.common.wire.typed",
     "site_verb": "fedstill.strategies.verbs",
+    "Shield": "fedstill.strategies.verbs",
     "METHODS": "fedstill.strategies",
     "TASKS": "fedstill.common.data.tasks",
     "Task": "fedstill.common.data.tasks",
@@ -65,6 +66,7 @@ __all__ = [
     "Result",
     "Round",
     "RunConfig",
+    "Shield",
     "Task",
     "__version__",
     "load_run",

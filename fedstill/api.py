@@ -98,6 +98,12 @@ class Result:
         """The resolved configuration."""
         return load_run(self.folder / "config.toml")
 
+    def _repr_html_(self) -> str:
+        """The display in a notebook."""
+        from fedstill.notebook import html
+
+        return html(self)
+
     def model(self) -> Classifier:
         """The central model, ready to classify texts."""
         return Classifier(self.folder / "central", self.config)
@@ -107,7 +113,6 @@ class Classifier:
     """A run's central model: `classifier(["a fine film"])` gives a label and its probability for each text."""
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
-        from fedstill.common.config import ModelConfig
         from fedstill.common.data.tasks import TASKS, Task
         from fedstill.common.models.loading import load_model
 
@@ -115,10 +120,11 @@ class Classifier:
         self.labels = tuple(named[number] for number in sorted(named, key=int))
         known = TASKS.get(config.task.name)
         words = tuple(config.task.label_words or (known.label_words if known else ()))
-        task = Task(config.task.name, self.labels, label_words=words)
-        train, central = config.train, config.central
-        length = central.max_length or train.max_length
-        settings = ModelConfig(name=str(folder), max_length=length, keep=train.keep, keep_head=True)
+        columns = known.text_columns if known else tuple(config.task.text)
+        prompt = config.task.prompt or (known.prompt if known else "")
+        task = Task(config.task.name, self.labels, label_words=words, text_columns=columns, prompt=prompt)
+        as_saved = {"name": str(folder), "keep_head": True, "lora": False, "freeze": None, "device": "auto"}
+        settings = config.central.model_settings(config.train).model_copy(update=as_saved)
         self.model = load_model(settings, task, seed=0)
 
     def __call__(self, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, Any]]:

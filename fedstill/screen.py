@@ -6,33 +6,37 @@ import time
 from types import TracebackType
 from typing import Any
 
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.table import Table
+from rich.text import Text
 
-from fedstill.common.readable import size
+from fedstill.common.readable import duration, main_score, size
+from fedstill.pace import Pace
 
 Facts = dict[str, Any]
 
 
 class Screen:
-    """Shows a run's events: a live bar on a terminal, plain lines elsewhere."""
+    """Shows a run's events: a live bar on a terminal, plain lines elsewhere, nothing if quiet."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, forecast: Facts | None = None, quiet: bool = False) -> None:
+        self.console, self.quiet = console, quiet
         self.began = time.monotonic()
+        self.pace = Pace(forecast)
         self.bar: Progress | None = None
-        if console.is_terminal:
+        self._steps: tuple[int | None, int | None] = (None, None)
+        if console.is_terminal and not quiet:
             self.bar = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=30),
-                TextColumn("{task.fields[note]}"),
-                TimeElapsedColumn(),
+                BarColumn(bar_width=14),
+                _Left(self),
                 console=console,
                 transient=True,
             )
-            self.task = self.bar.add_task("starting", total=None, note="")
+            self.task = self.bar.add_task("starting", total=None)
 
     def __enter__(self) -> Screen:
         if self.bar is not None:
@@ -47,31 +51,41 @@ class Screen:
 
     def line(self, text: str) -> None:
         """Print a line that stays, with the time since the start."""
-        self.console.print(
-            f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True
-        )
+        if not self.quiet:
+            clock = f"[dim]{time.monotonic() - self.began:6.1f} s[/dim]"
+            self.console.print(f"{clock}  {text}", highlight=False, soft_wrap=True)
 
     def show(self, event: Facts) -> None:
-        """Show one event of events.jsonl."""
+        """Show one event of events.jsonl, or of the launch before it."""
         kind = event["event"]
-        if kind == "progress":
-            self._move(f"round {event.get('round', '')} · {event['phase']}", event["done"], event["total"])
+        if kind == "starting":
+            self._move("joining", event["what"])
+        elif kind == "site_joined":
+            self._move("joining", "waiting for sites", event["joined"], event["wanted"])
+        elif kind == "asked":
+            self._move(
+                event["phase"], f"round {event['round']} · {event['phase']}" if event["round"] else event["phase"]
+            )
+        elif kind == "progress":
+            self._move(
+                event["phase"], f"round {event.get('round', '')} · {event['phase']}", event["done"], event["total"]
+            )
         elif kind == "phase":
             what = {
                 "alone": "yardstick: every site trains alone",
                 "centralized": "yardstick: one model on all private texts",
             }[event["phase"]]
             self.line(f"{what} ({event['epochs']} epochs)")
-            self._move(what, None, None)
+            self._move(event["phase"], what)
         elif (text := self._sentence(kind, event)) is not None:
             self.line(text)
 
     def _sentence(self, kind: str, event: Facts) -> str | None:
         if kind == "run_started":
-            self._move("loading the central model", None, None)
+            self._move("joining", "loading the central model")
             return f"run [bold]{event['run']}[/bold]: {event['method']}" + (" (resumed)" if event["resume"] else "")
         if kind == "joining":
-            self._move("waiting for the sites to load their models and join", None, None)
+            self._move("joining", "waiting for sites", 0, event["sites"])
             return f"waiting for {event['sites']} sites; stream at {event['address']}"
         if kind == "joined":
             named = ", ".join(f"{n} ({f['family']}, {f['texts']} texts)" for n, f in event["sites"].items())
@@ -81,20 +95,26 @@ class Screen:
         if kind == "centralized":
             return f"all texts in one place: {event['metrics']['accuracy']:.3f}"
         if kind == "round_started":
-            self._move(f"round {event['round']} · local training at the sites", None, None)
+            self.pace.begin_round(event["round"], event["rounds"])
+            self._move("local training", f"round {event['round']} · local training")
             return f"round {event['round']} of {event['rounds']}"
         if kind == "round_finished":
             central = event["central"].get("accuracy")
             shown = "not tested" if central is None else f"central {central:.3f}; sites " + _scores_of(event["sites"])
             if central is None and any(event["sites"].values()):
                 shown = "sites " + _scores_of(event["sites"])
-            return f"round {event['round']} done: {shown}"
+            self.pace.end_round(event["round"], event["rounds"])
+            left = self.pace.in_all()
+            more = f"; about {duration(left)} left" if left and event["round"] < event["rounds"] else ""
+            return f"round {event['round']} done: {shown}{more}"
         if kind == "warning":
             cure = f"Likely: {event['likely']}. To change: {event['change']}"
             return f"[yellow]warning[/yellow]: {event['who']}: {event['what']}. {cure}"
         if kind in ("left_out", "refused", "join_failed", "damaged", "site_reset", "disconnected"):
             details = ", ".join(f"{k} {v}" for k, v in event.items() if k not in ("time", "event") and v is not None)
             return f"[yellow]{kind.replace('_', ' ')}[/yellow]: {details}"
+        if kind == "run_finished":
+            self._move("finishing", "ending the processes")
         if kind == "resumed":
             return (
                 "starting anew: " + event["reason"]
@@ -103,25 +123,40 @@ class Screen:
             )
         return None
 
-    def _move(self, text: str, done: int | None, total: int | None) -> None:
+    def _move(self, phase: str, text: str, done: int | None = None, total: int | None = None) -> None:
+        self.pace.enter(phase)
+        self._steps = (done, total)
         if self.bar is not None:
-            note = "" if total is None else f"{done}/{total} batches"
-            if text != self.bar.tasks[0].description:
-                self.bar.reset(self.task)  # each phase has its own clock
-            self.bar.update(self.task, description=text, completed=done or 0, total=total, note=note)
+            self.bar.update(self.task, description=text, completed=done or 0, total=total)
+
+    def left(self) -> str:
+        """Say how long the phase and the run will still take; a phase without steps moves with the clock."""
+        done, total = self._steps
+        phase, run = self.pace.left(done, total), self.pace.in_all()
+        expected = self.pace.expected()
+        if self.bar is not None and total is None and expected:
+            self.bar.update(self.task, completed=min(self.pace.spent(), 0.99 * expected), total=expected)
+        parts = [f"{done}/{total}"] if total else []
+        parts += [f"{duration(phase)} left" if phase else f"{duration(self.pace.spent())} so far"]
+        parts += [f"run {duration(run)}"] if run else []
+        return " · ".join(parts)
+
+
+class _Left(ProgressColumn):
+    """The time left, as the screen judges it."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self.screen = screen
+
+    def render(self, task: Task) -> Text:
+        """Draw it."""
+        return Text(self.screen.left())
 
 
 def _scores_of(sites: dict[str, Facts]) -> str:
     shown = {name: facts.get("accuracy", facts.get("score")) for name, facts in sites.items()}
     return ", ".join(f"{name} {score:.3f}" for name, score in shown.items() if score is not None)
-
-
-def main_score(scores: Facts) -> str:
-    """Return a task's main score: its own metric beside accuracy, or the mean over all tasks if there are several."""
-    if "mean_over_tasks" in scores:
-        return "mean_over_tasks"
-    others = (name for name in scores if not name.startswith(("accuracy", "semantic_distance")))
-    return next(others, "accuracy")
 
 
 def results(console: Console, summary: Facts, folder: str) -> None:
@@ -134,10 +169,12 @@ def results(console: Console, summary: Facts, folder: str) -> None:
         metric = "score"  # of sites with different tasks: the mean of each one's own metrics
     run = f"{summary['method']} ({summary['preset']}), {summary['rounds']} rounds, seed {summary['seed']}"
     where = f"{summary['test_texts']} test texts" if summary["central"] else "each site's own test texts"
-    table = Table(title=f"{run}: {metric} on {where}", title_justify="left")
-    widths = {"who": 1, "model": 1, "texts": 6, "alone": 5, "after": 5, "sent": 7, "got": 7}
-    for column, least in widths.items():  # on a narrow screen words are cut, numbers are not
-        table.add_column(column, justify="left" if least == 1 else "right", no_wrap=True, min_width=least)
+    table = Table(
+        title=f"{run}: {metric} on {where}", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False
+    )
+    widths = {"who": 0, "model": 0, "texts": 6, "alone": 5, "after": 5, "sent": 7, "got": 7}
+    for column, least in widths.items():  # on a narrow screen names go on in the next line, and nothing is cut
+        table.add_column(column, justify="right" if least else "left", min_width=least or None, overflow="fold")
     for name, site in summary["sites"].items():
         table.add_row(name, site["model"], f"{site['texts']:,}",
                       _score(site["alone"], metric), _score(site["after"], metric),
@@ -155,13 +192,13 @@ def results(console: Console, summary: Facts, folder: str) -> None:
     console.print(table)
     seconds = summary["seconds"]
     title = f"{seconds['total']:.0f} s in all, {seconds['set-up']:.0f} s of them until every site had joined"
-    clock = Table(title=title, title_justify="left")
+    clock = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("phase", "seconds", "sites compute", "central computes", "exchange"):
         clock.add_column(column, justify="left" if column == "phase" else "right")
     for phase, spent in summary["phases"].items():
         clock.add_row(phase, *(f"{spent[kind]:.1f}" for kind in ("total", "sites", "central", "exchange")))
     console.print(clock)
-    console.print(f"Results: {folder}", highlight=False, soft_wrap=True)
+    console.print(f"Results: {folder}    Report: {folder}/report.html", highlight=False, soft_wrap=True)
 
 
 def _score(metrics: Facts | None, metric: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from fedstill.common.config import ConfigError, ExchangeConfig, RunConfig
 from fedstill.common.config.files import load_run
 from fedstill.common.lock import only_one
 from fedstill.server.federation import Federation
-from fedstill.server.record import recorded
+from fedstill.server.record import RunStopped, recorded
 
 app = ServerApp()
+_FROM_ENV = ("certificate", "key", "authority", "listen", "advertise", "metrics")
 _BUSY = (
     "{folder}: another ServerApp works on this run, and this one leaves it alone; `flwr list coordinator` shows it. To "
     "start it again: flwr stop RUN coordinator, then fedstill resume"
@@ -42,7 +44,11 @@ def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) ->
     """Run and record the run; if it fails, the reason is in its events and summary before Flower sees the error."""
     logging.getLogger("flwr").info("run folder: %s", folder)
     busy = RunBusy(_BUSY.format(folder=folder))
-    with only_one(folder / "running.lock", busy), recorded(config, folder, resume) as record:
+    with (
+        suppress(RunStopped),  # for Flower a run that was stopped on request is over, and well
+        only_one(folder / "running.lock", busy),
+        recorded(config, folder, resume) as record,
+    ):
         federation = Federation(config, record)
         federation.method.start(grid, federation=federation, resume=resume)
 
@@ -50,9 +56,9 @@ def run_federation(grid: Grid, config: RunConfig, folder: Path, resume: bool) ->
 def with_environment(config: RunConfig) -> RunConfig:
     """Apply the coordinator's FEDSTILL_ variables; a SuperLink with TLS requires a stream with TLS."""
     exchange = config.exchange
-    env = {name: os.environ.get(f"FEDSTILL_{name.upper()}") for name in ("certificate", "key", "listen", "advertise")}
+    env = {name: os.environ.get(f"FEDSTILL_{name.upper()}") for name in _FROM_ENV}
     changes = {
-        name: Path(value) if name in ("certificate", "key") else value
+        name: Path(value) if name in ("certificate", "key", "authority") else value
         for name, value in env.items()
         if value and getattr(exchange, name) == ExchangeConfig.model_fields[name].default
     }

@@ -43,6 +43,7 @@ class CentralModel:
         self.public = model.encode(self.texts.public.texts)
         self.labelled = model.encode(self.texts.labelled.texts)
         self.labels = self._labels_of(self.texts.labelled)
+        self.blind = self.texts.blind  # public rows whose labels the server knows, one for each labelled text
         self.test_texts = model.encode(self.texts.test.texts)
         self._place = (0, 0)
 
@@ -224,15 +225,6 @@ class CentralModel:
             practice,
         )
 
-    def reference(self, epochs: int) -> np.ndarray:
-        """Return logits on all public rows of a fresh copy trained on the server's labelled texts alone."""
-        learner = self._new_learner()
-        with learner.at("reference"):
-            self._fit_labelled(learner, epochs, Practice(fresh=True))
-            logits = learner.predict(self.public, np.arange(len(self.public)))
-        self.learner.compute_seconds += learner.compute_seconds
-        return logits
-
     def weights(self) -> Arrays:
         """Return the central model's weights, as they travel."""
         return self.learner.weights()
@@ -272,6 +264,7 @@ class SharedModel(CentralModel):
         self.learner = Learner(CENTRAL, self.model, config.central, config.train, config.seed)
         self.public = self.labelled = self.test_texts = self.model.encode([])
         self.labels = torch.empty(0, dtype=torch.long)
+        self.blind = np.empty(0, np.int64)
         self._place = (0, 0)
 
     model: MixedModel

@@ -19,6 +19,8 @@ class Costs:
     def __init__(self) -> None:
         self.phases: dict[str, dict[str, float]] = {}
         self.traffic: dict[str, dict[str, list[int]]] = {}
+        self.computing: dict[str, float] = {}  # seconds of each site
+        self.asks: dict[str, Facts] = {}  # by verb: how often it was asked, and what kind of thing left the sites
         self.setup = 0.0
         self.total = 0.0
 
@@ -29,9 +31,16 @@ class Costs:
             spent[kind] += value
             spent["total"] += value
 
+    def asked(self, verb: str, leaves: str) -> None:
+        """Count an Ask by its verb."""
+        self.asks.setdefault(verb, {"asks": 0, "leaves": leaves})["asks"] += 1
+
     def exchanged(self, phase: str, wall: float, replies: Iterable[Reply], before: Bytes, after: Bytes) -> None:
         """Account for one Ask: the slowest site's computing is the sites' part of the time, the rest is exchange."""
-        slowest = max((float(reply.metrics.get("seconds", 0.0)) for reply in replies), default=0.0)
+        seconds = {reply.node: float(reply.metrics.get("seconds", 0.0)) for reply in replies}
+        slowest = max(seconds.values(), default=0.0)
+        for name, spent in seconds.items():
+            self.computing[name] = self.computing.get(name, 0.0) + spent
         self.spend(phase, sites=min(slowest, wall), exchange=max(0.0, wall - slowest))
         for name, (up, down) in after.items():
             counts = self.traffic.setdefault(name, {}).setdefault(phase, [0, 0])
@@ -55,17 +64,25 @@ class Costs:
         return {
             "bytes_up": sum(up for up, _ in phases.values()),
             "bytes_down": sum(down for _, down in phases.values()),
+            "seconds": round(self.computing.get(name, 0.0), 3),
             "bytes": {phase: {"up": up, "down": down} for phase, (up, down) in phases.items() if up or down},
         }
 
     def facts(self) -> Facts:
         """Return everything a checkpoint needs."""
-        return {"phases": self.phases, "traffic": self.traffic, "setup": self.setup, "total": self.total}
+        return {
+            "phases": self.phases,
+            "traffic": self.traffic,
+            "setup": self.setup,
+            "total": self.total,
+            "computing": self.computing,
+        }
 
     def load(self, facts: Facts) -> None:
         """Restore what `facts` returned."""
         self.phases, self.traffic = facts["phases"], facts["traffic"]
-        self.setup, self.total = facts["setup"], facts["total"]
+        self.setup, self.total, self.computing = facts["setup"], facts["total"], facts.get("computing", {})
+        self.asks = facts.get("asks", {})
 
 
 def by_formula(method: Method, config: RunConfig, central: CentralModel, site: Facts, happened: Iterable[str]) -> Facts:

@@ -16,6 +16,7 @@ ONE_CLASS = 0.97  # share of one class in a site's predictions
 AGREE = 0.15  # of the way from chance to full agreement between sites
 BEHIND = 0.15  # accuracy below the median of the sites
 WORSE = 0.1  # accuracy of the central model below the best site's
+MATRIX = 20  # sites whose agreement is recorded pair by pair
 STILL = 0.995  # of the first round's loss, after the third
 
 
@@ -41,6 +42,7 @@ class Diagnosis:
     predicted: dict[str, list[NDArray[np.int64]]] = field(default_factory=dict)  # of this round
     one_class: dict[str, int] = field(default_factory=dict)  # rounds in a row
     losses: list[float] = field(default_factory=list)
+    agreement: Facts = field(default_factory=dict)  # of the last round, for its event
 
     def observe(self, replies: Sequence[Reply]) -> None:
         """Keep which classes the sites put first."""
@@ -54,6 +56,7 @@ class Diagnosis:
         votes = {site: np.concatenate(parts) for site, parts in self.predicted.items()}
         votes = {site: classes for site, classes in votes.items() if len(classes) >= ENOUGH}
         self.predicted = {}
+        self.agreement = self._agreement(votes)
         warnings = [*self._one_class(votes), *self._disagreement(votes), *self._loss(metrics)]
         return [*warnings, *_behind(central, sites)]
 
@@ -74,12 +77,27 @@ class Diagnosis:
                 )
         return found
 
-    def _disagreement(self, votes: Mapping[str, NDArray[np.int64]]) -> list[Finding]:
-        pairs = [(a, b) for a, b in combinations(votes.values(), 2) if len(a) == len(b)]
+    def _agreement(self, votes: Mapping[str, NDArray[np.int64]]) -> Facts:
+        """How often two sites put the same class first, and how often each site puts each class first."""
+        pairs = {
+            (a, b): float((votes[a] == votes[b]).mean())
+            for a, b in combinations(votes, 2)
+            if len(votes[a]) == len(votes[b])
+        }
         if not pairs or self.classes < 2:
+            return {}
+        classes = {
+            site: [round(float(share), 4) for share in np.bincount(seen, minlength=self.classes) / len(seen)]
+            for site, seen in votes.items()
+        }
+        shown = {} if len(votes) > MATRIX else {f"{a} {b}": round(share, 4) for (a, b), share in pairs.items()}
+        mean = float(np.mean(list(pairs.values())))
+        return {"mean": round(mean, 4), "chance": round(1 / self.classes, 4), "pairs": shown, "classes": classes}
+
+    def _disagreement(self, votes: Mapping[str, NDArray[np.int64]]) -> list[Finding]:
+        if not self.agreement:
             return []
-        agreement = float(np.mean([(a == b).mean() for a, b in pairs]))
-        chance = 1 / self.classes
+        agreement, chance = float(self.agreement["mean"]), 1 / self.classes
         if (agreement - chance) / (1 - chance) >= AGREE:
             return []
         return [

@@ -37,11 +37,16 @@ EVENTS: Mapping[str, Event] = {
         "The last round is done and summary.json is written.",
         {"central": "the central model's final scores", "seconds": "wall time by part of the run"},
     ),
+    "run_stopped": Event("The run stopped after a round because somebody asked for it; it can be resumed.", {**ROUND}),
     "run_failed": Event("The run stopped with an error.", {"reason": "the error, as text"}),
     # --- sites coming and going ---
     "joining": Event(
         "The server waits for sites.",
         {"sites": "how many sites must join", "address": "where the stream listens, or `Flower messages`"},
+    ),
+    "site_joined": Event(
+        "One more site has joined.",
+        {"site": "name of the site", "joined": "how many have", "wanted": "how many must"},
     ),
     "joined": Event(
         "All sites have joined.", {"sites": "what each site said of itself: model, number of texts, checkpoints held"}
@@ -73,10 +78,14 @@ EVENTS: Mapping[str, Event] = {
     ),
     "closed": Event(
         "The sites were told how the run ended.",
-        {"status": "`finished` or `failed`"},
-        {"reason": "the error of a failed run"},
+        {"status": "`finished`, `stopped` or `failed`"},
+        {"reason": "why the run stopped or failed"},
     ),
     # --- rounds ---
+    "tested": Event(
+        "Everybody was tested before the first round.",
+        {**ROUND, "central": "the central model's scores", "sites": "each site's scores"},
+    ),
     "round_started": Event(
         "A round began.", {**ROUND, "rounds": "number of rounds of the run", "sites": "the sites that take part"}
     ),
@@ -95,7 +104,30 @@ EVENTS: Mapping[str, Event] = {
         {**ROUND, "phase": "name of the phase", "done": "steps done", "total": "steps in all"},
         {"loss": "loss of the latest step"},
     ),
+    "asked": Event(
+        "An Ask goes out; of quick ones at most one a second is told.",
+        {**ROUND, "phase": "name of the phase", "verb": "what is asked", "sites": "the sites that are asked"},
+    ),
+    "traffic": Event(
+        "What each site has done so far: after every answer to a long Ask, else at most once a second.",
+        {**ROUND, "sites": "by site: bytes `up` and `down`, `seconds` of computing, and when it was `seen` last"},
+    ),
+    "agreement": Event(
+        "How much the sites agree on the public texts.",
+        {
+            **ROUND,
+            "mean": "share of texts for which two sites put the same class first, mean over all pairs",
+            "chance": "what sites would agree on by chance",
+            "pairs": "the share by pair of sites, `north south`; empty where there are more than 20 sites",
+            "classes": "by site: how often it puts each class first",
+        },
+    ),
     "checkpoint": Event("Server and sites saved a round.", {**ROUND, "path": "the server's file, in the run's folder"}),
+    "ledgers": Event(
+        "What each site's ledger had come to when the round was saved: `flower-client ledger verify` checks it.",
+        {**ROUND, "heads": "hash of the ledger's last line, by site"},
+        {"signature": "the coordinator's, with the key of its stream, under run, round and heads"},
+    ),
     "resumed": Event(
         "The run continues after this round, or starts anew if there is none.",
         {"round": "number of the last finished round, or null"},

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import queue
-import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 
-from fedstill.common.config import LONGEST_NAME, NAME
+from fedstill.common.readable import plain
 from fedstill.common.states import LazyState
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
 from fedstill.common.wire.frames import (
@@ -29,6 +29,7 @@ from fedstill.common.wire.frames import (
     METHOD,
     READY,
     REPLY,
+    TOKEN,
     WELCOME,
     Frame,
     check_travels,
@@ -37,10 +38,14 @@ from fedstill.common.wire.frames import (
     join,
 )
 from fedstill.common.wire.spool import Spool
+from fedstill.server.admission import why_no_name
 from fedstill.server.memory import give_back, one_heap
 
 Outbox = queue.SimpleQueue[Frame | None]
 GREETING = 20.0  # seconds in which a caller must send HELLO: every stream holds a thread
+STREAMS = 2  # of a seat at a time: a site may return before its old stream is noticed dead
+PER_CONNECTION = 16  # streams of one connection
+MOST_REASONS = 20  # of refusals that are counted apart
 MOST_NOTICES = 1000  # refusals that are logged: callers could otherwise fill the disk
 
 
@@ -63,8 +68,24 @@ class Seat:
     dead: str | None = None
     asked_again: bool = False  # its node was invited again while it was away
     anew: bool = False  # a new process of the site, which does not know the run yet
+    call: grpc.ServicerContext | None = None  # the stream in use
+    streams: int = 0  # that hold a thread
+    writing: float | None = None  # since when a message waits to be taken
+    room: int = DOOR_LIMIT  # most bytes of a frame's body: what was asked of it so far allows
     bytes_up: int = 0
     bytes_down: int = 0
+
+
+class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Turns away calls without a valid token, in gRPC's own thread: they take none of the sites' threads."""
+
+    def __init__(self, may_enter: Callable[[str], bool]) -> None:
+        self.may_enter = may_enter
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """Return the handler of a call, or None: gRPC then says that there is no such method."""
+        token = dict(details.invocation_metadata or ()).get(TOKEN, "")
+        return continuation(details) if self.may_enter(str(token)) else None
 
 
 class Exchange:
@@ -78,8 +99,10 @@ class Exchange:
         limit: int = 1 << 31,
         keep_alive: float = 20.0,
         patience: float = 60.0,
+        write_deadline: float = 60.0,
         certificate: Path | None = None,
         key: Path | None = None,
+        authority: Path | None = None,
         most_sites: int = 64,
         spool: Spool | None = None,
         notice: Callable[[str, Facts], None] = lambda kind, facts: None,
@@ -87,6 +110,7 @@ class Exchange:
     ) -> None:
         self.admit, self.limit, self.patience, self.notice = admit, limit, patience, notice
         self.bound = bound  # returns why a node may not use a name
+        self.mutual, self.write_deadline = authority is not None, write_deadline
         self.spool = spool or Spool()
         self.by_name: dict[str, Seat] = {}
         self._by_token: dict[str, Seat] = {}
@@ -95,29 +119,39 @@ class Exchange:
         self._seated = threading.Condition(self._lock)
         self._number = 0
         self._refusals = 0
+        self.refusals: Counter[str] = Counter()  # by reason
         self._closed = False
+        self._ended = threading.Event()
         one_heap()
-        # a stream holds its thread, and a site may return before its old stream is noticed dead
+        threads = STREAMS * most_sites + 8  # a stream holds its thread
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="exchange")
         self._server = grpc.server(
-            ThreadPoolExecutor(2 * most_sites + 8, thread_name_prefix="exchange"),
-            options=grpc_options(keep_alive, most_sites),
+            self._pool,
+            interceptors=(Doorkeeper(self._may_enter),),
+            options=[*grpc_options(keep_alive, most_sites), ("grpc.max_concurrent_streams", PER_CONNECTION)],
+            maximum_concurrent_rpcs=threads,
         )
         handler = grpc.stream_stream_rpc_method_handler(self._session)
         service, method = METHOD.strip("/").split("/")
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        self.port = self._bind(listen, certificate, key)
+        self.port = self._bind(listen, certificate, key, authority)
         self.secure = certificate is not None
         self._server.start()
+        threading.Thread(target=self._watch_writes, name="exchange-writes", daemon=True).start()
 
-    def _bind(self, listen: str, certificate: Path | None, key: Path | None) -> int:
+    def _bind(self, listen: str, certificate: Path | None, key: Path | None, authority: Path | None) -> int:
         try:
             if certificate is None:
+                if authority is not None:
+                    raise ExchangeError("exchange.authority is set but exchange.certificate is not")
                 port = self._server.add_insecure_port(listen)
             else:
                 if key is None:
                     raise ExchangeError("exchange.certificate is set but exchange.key is not")
                 pair = (key.read_bytes(), certificate.read_bytes())
-                port = self._server.add_secure_port(listen, grpc.ssl_server_credentials([pair]))
+                roots = None if authority is None else authority.read_bytes()
+                credentials = grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
+                port = self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             if isinstance(error, ExchangeError):
                 raise
@@ -139,6 +173,14 @@ class Exchange:
         with self._lock:
             self._by_token[_digest(token)] = Seat(node_id, _digest(token))
         return token
+
+    def _may_enter(self, token: str) -> bool:
+        """Return whether a call with this token gets a thread; a refusal is noted."""
+        with self._lock:
+            known = _digest(token) in self._by_token
+        if not known:
+            self._refused({"reason": "unknown or spent token"})
+        return known
 
     def wait_for(self, count: int, seconds: float) -> bool:
         """Wait until `count` sites have taken their seats, for at most `seconds`; return whether they have."""
@@ -173,6 +215,9 @@ class Exchange:
 
     def _refused(self, facts: Facts) -> None:
         self._refusals += 1
+        reason = plain(facts.get("reason", ""), 60)
+        self.refusals[reason if reason in self.refusals or len(self.refusals) < MOST_REASONS else "other"] += 1
+        facts = {name: plain(value) for name, value in facts.items()}
         if self._refusals <= MOST_NOTICES:
             last = {"note": "no more refusals are written down"} if self._refusals == MOST_NOTICES else {}
             self.notice("refused", {**facts, **last})
@@ -180,8 +225,8 @@ class Exchange:
     def _why_not(self, seat: Seat, facts: Facts) -> str | None:
         """Return why the holder of a valid token is not admitted under its name, or None."""
         name = facts.get("name")
-        if not isinstance(name, str) or len(name) > LONGEST_NAME or not re.fullmatch(NAME, name):
-            return "a site's name has letters, digits, _ . and - only, 64 of them at most"
+        if (reason := why_no_name(name)) is not None or not isinstance(name, str):
+            return reason
         if seat.name:
             return None if seat.name == name else f"this token is another site's than {name}'s"
         reason = self.bound(seat.node_id, name) or self.admit(facts)
@@ -194,15 +239,15 @@ class Exchange:
                 return f"site {name} is here already: give every site a name of its own"
         return None
 
-    def _take_seat(self, hello: Frame, context: grpc.ServicerContext) -> tuple[Seat, str]:
-        """Return the seat of the site that sent HELLO and the token of its next connection, or abort the call."""
-        token, facts = str(hello.facts.get("token", "")), {k: v for k, v in hello.facts.items() if k != "token"}
+    def _take_seat(self, seat: Seat, token: str, hello: Frame, context: grpc.ServicerContext) -> str:
+        """Seat the site that sent HELLO and return the token of its next connection, or abort the call."""
+        facts = hello.facts
         with self._lock:
-            seat = self._by_token.get(_digest(token))
-        if hello.kind != HELLO or seat is None:
+            spent = self._by_token.get(_digest(token)) is not seat
+        if hello.kind != HELLO or spent:
             self._refused({"reason": "unknown or spent token", "peer": context.peer()})
-            _abort(context, grpc.StatusCode.UNAUTHENTICATED, "this token is unknown or spent; it is given in the join")
-        reason = self._why_not(seat, facts)
+            _abort(context, grpc.StatusCode.UNAUTHENTICATED, "this token is spent, or the first frame is no greeting")
+        reason = self._why_not(seat, facts) or self._other_certificate(facts, context)
         if reason is not None:
             self._refused({"site": str(facts.get("name"))[:64], "reason": reason[:2000]})
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, reason[:2000])
@@ -220,32 +265,71 @@ class Exchange:
                 self._follow(self.by_name.get(seat.name), seat)
                 self.by_name[seat.name] = seat
             self._seated.notify_all()
-        return seat, successor
+        return successor
+
+    def _other_certificate(self, facts: Facts, context: grpc.ServicerContext) -> str | None:
+        """Return why a caller's certificate does not fit its name, or None."""
+        if not self.mutual:
+            return None
+        shown = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", [])]
+        if shown == [facts["name"]]:
+            return None
+        return f"its certificate is of {', '.join(shown) or 'nobody'} and it calls itself {facts['name']}"
 
     def _follow(self, old: Seat | None, seat: Seat) -> None:
         """Replace a site that has restarted: void its old seat and tokens, and fail the Ask it had not answered."""
         if old is None:
             return
         seat.anew, seat.bytes_up, seat.bytes_down = True, old.bytes_up, old.bytes_down
+        seat.room = old.room
         old.dead = "it began anew and knows nothing of this step"
         for token in (old.current, old.offered):
             self._by_token.pop(token or "", None)
         if old.outbox is not None:
             old.outbox.put(None)
+        if old.call is not None:
+            old.call.cancel()
+
+    def _watch_writes(self) -> None:
+        """Cancel streams whose site does not read what it is sent: each would hold its thread for ever."""
+        while not self._ended.wait(min(1.0, self.write_deadline / 4)):
+            now = time.monotonic()
+            with self._lock:
+                seats = list(self.by_name.values())
+                stuck = [s for s in seats if s.writing is not None and now - s.writing > self.write_deadline]
+            for seat in stuck:
+                seat.writing = None
+                self._refused({"site": seat.name, "reason": f"it has not read for {self.write_deadline:.0f} s"})
+                if seat.call is not None:
+                    seat.call.cancel()
 
     # --- one stream ---
 
     def _session(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        early = 0
+        token = str(dict(context.invocation_metadata()).get(TOKEN, ""))
+        with self._lock:
+            seat = self._by_token.get(_digest(token))
+            crowded = seat is not None and seat.streams >= STREAMS
+            if seat is not None and not crowded:
+                seat.streams += 1
+        if seat is not None and crowded and seat.call is not None:
+            seat.call.cancel()  # whoever has the newest token is the site; it tries again at once
+        if seat is None or crowded:
+            _abort(context, grpc.StatusCode.UNAVAILABLE, "this token is in use by other streams")
+        try:
+            yield from self._served(seat, token, requests, context)
+        finally:
+            with self._lock:
+                seat.streams -= 1
+
+    def _served(
+        self, seat: Seat, token: str, requests: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """Yield what goes to a site: first the greetings, then Asks, until either end has enough."""
 
         def count(size: int) -> None:
-            nonlocal early
-            if seat is None:
-                early += size
-            else:
-                seat.bytes_up += size
+            seat.bytes_up += size
 
-        seat: Seat | None = None
         silence = threading.Timer(GREETING, context.cancel)
         silence.daemon = True
         silence.start()
@@ -258,15 +342,14 @@ class Exchange:
             return
         finally:
             silence.cancel()
-        frames = join(requests, self.limit, count, self.spool)
-        taken, successor = self._take_seat(hello, context)
-        seat = taken
-        seat.bytes_up += early
+        successor = self._take_seat(seat, token, hello, context)
+        frames = join(requests, lambda: seat.room, count, self.spool)
         outbox: Outbox = queue.SimpleQueue()
         outbox.put(Frame(WELCOME, facts={"token": successor}))
         refusal: list[str] = []
         with self._lock:
-            replaced, seat.outbox, seat.lost_at, seat.dead = seat.outbox, outbox, None, None
+            replaced, replaced_call = seat.outbox, seat.call
+            seat.outbox, seat.call, seat.lost_at, seat.dead, seat.writing = outbox, context, None, None, None
             if seat.asked_again:  # it returned by itself: unused tokens sent meanwhile are void
                 spare = [d for d, s in self._by_token.items() if s.node_id == seat.node_id and not s.name]
                 for digest in spare:
@@ -276,18 +359,23 @@ class Exchange:
                 outbox.put(seat.unanswered)
         if replaced is not None:
             replaced.put(None)
+        if replaced_call is not None:
+            replaced_call.cancel()  # its thread may wait for a reader that is gone
         context.add_callback(lambda: outbox.put(None))
         threading.Thread(target=self._read, args=(seat, frames, outbox, refusal), daemon=True).start()
         try:
             while (frame := outbox.get()) is not None:
                 for message in cut(frame):
                     seat.bytes_down += len(message)
+                    seat.writing = time.monotonic()
                     yield message
+                if seat.outbox is outbox:
+                    seat.writing = None
                 del frame  # free the sent state before the next Ask
         finally:
             with self._lock:
                 if seat.outbox is outbox:
-                    seat.outbox, seat.lost_at = None, time.monotonic()
+                    seat.outbox, seat.call, seat.lost_at, seat.writing = None, None, time.monotonic(), None
                     if not self._closed:
                         self.notice("disconnected", {"site": seat.name})
         if refusal:
@@ -335,7 +423,10 @@ class Exchange:
             check_travels(frame, self.limit)
         waiting = {name: self.by_name[name] for name in parts}
         for name, seat in waiting.items():
+            room = parts[name].room
             with self._lock:
+                # never less than before: a late answer to an earlier Ask may still come
+                seat.room = max(seat.room, self.limit if room is None else min(room, self.limit))
                 seat.unanswered = None if seat.anew else frames[name]
                 if seat.outbox is not None and not seat.anew:
                     seat.outbox.put(frames[name])
@@ -367,6 +458,11 @@ class Exchange:
             return f"its connection broke and it did not come back within {self.patience:.0f} s"
         return f"no answer within {deadline:.0f} s" if now >= end else None
 
+    def open_streams(self) -> int:
+        """Return how many sites have an open stream."""
+        with self._lock:
+            return sum(seat.outbox is not None for seat in self.by_name.values())
+
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Return the bytes up and down of each site so far."""
         return {name: (seat.bytes_up, seat.bytes_down) for name, seat in self.by_name.items()}
@@ -380,6 +476,8 @@ class Exchange:
                     seat.outbox.put(Frame(CLOSE, facts=facts))
                     seat.outbox.put(None)
         self._server.stop(grace=5).wait(10)
+        self._pool.shutdown(wait=False)  # gRPC leaves its threads to whoever made them
+        self._ended.set()
 
 
 def _outcome(name: str, frame: Frame) -> Reply | Failure:

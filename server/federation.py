@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from flwr.serverapp.strategy import Result
 
 from fedstill.common.config import RunConfig
 from fedstill.common.practice import Practice
+from fedstill.common.prometheus import MetricsServer
 from fedstill.common.randomness import derive
-from fedstill.common.wire import Ask, Facts, Failure, Reply
-from fedstill.common.wire.checks import check_metrics, check_reply
+from fedstill.common.readable import plain, reason_of
+from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
+from fedstill.common.wire.checks import check_every_reply, check_reply
 from fedstill.common.wire.compression import pack, unpack
 from fedstill.common.wire.flower_records import to_records
 from fedstill.server import recovery
@@ -27,11 +30,14 @@ from fedstill.server.central import make_central
 from fedstill.server.costs import Costs, by_formula
 from fedstill.server.diagnosis import Diagnosis
 from fedstill.server.link import Link, open_link
-from fedstill.server.record import Record
-from fedstill.server.results import Results, scores_in
+from fedstill.server.observed import coordinator
+from fedstill.server.pulse import Pulse
+from fedstill.server.record import Record, RunStopped
+from fedstill.server.results import Results, judged, scores_in
 from fedstill.strategies import VERBS, Method, find_verb, make_method
 from fedstill.strategies.base import QuorumLost, Round
 from fedstill.strategies.generic import Train, evaluate, evaluate_alone
+from fedstill.strategies.secure_sum import PROTOCOL, ask_for_sum
 from fedstill.strategies.verbs import Nothing, Verb
 
 
@@ -44,14 +50,25 @@ class Federation:
         self.method = make_method(config.method) if method is None else method
         self.central = make_central(config)
         self.central.check_method(self.method)
+        if config.exchange.secure and (reason := self.method.why_no_sums()) is not None:
+            raise ValueError(f"exchange.secure: {self.method.name} {reason}; choose another method, or secure = false")
         self.results, self.costs, self.diagnosis = Results(), Costs(), Diagnosis(self.central.classes)
+        self.pulse = Pulse(self.record, self.costs)
         self.number = 0  # of the round
         self.participants: tuple[str, ...] = ()
         self.late: dict[str, str] = {}  # sites that were late or lost in this round, and why
         self.away: dict[str, str] = {}  # those that have not answered since
+        self.left_out: Counter[str] = Counter()  # how often, by site
+        self.heard_at: dict[str, float] = {}  # when each site's last usable answer came
+        self._missed: dict[str, str] = {}  # why a site's last answer was of no use
         self._step, self._phase = 0, "start"
         self.link: Link  # how the sites are reached; set by `run`
         self.sites: dict[str, Facts] = {}  # the greeting of each site, in the run's order
+        if config.train.warmup and self.method.p.schedule == "constant":
+            raise ValueError(
+                "train.warmup is a share of a falling schedule, and method.schedule is constant; "
+                "set method.schedule to run, phase or call, or take train.warmup out"
+            )
         self.method.prepare(self)
 
     # --- what a method uses ---
@@ -69,6 +86,13 @@ class Federation:
         """Report the progress of a phase of this round."""
         self.record.progress(phase, done, total, round=self.number, **facts)
 
+    def without(self, unfit: Mapping[str, str], verb: str) -> None:
+        """Go on without sites that cannot take part, if the quorum allows; their answers will not fit. Else stop."""
+        if unfit and len(self.sites) - len(unfit) < self.quorum(len(self.sites)):
+            raise ValueError(next(iter(unfit.values())))
+        for name, reason in unfit.items():
+            self.event("left_out", site=name, verb=verb, reason=plain(reason))
+
     # --- the run ---
 
     def admission(self) -> Admission:
@@ -84,10 +108,17 @@ class Federation:
             method.prepare(self)
         self.announce()
         link = open_link(grid, self.config, self.record, self.admission())
+        address = self.config.exchange.metrics
         try:
+            numbers = None if address is None else MetricsServer(address, lambda: coordinator(self, link))
             self.run(link, resume, began)
+            if numbers is not None:
+                numbers.close()
+        except RunStopped as stopped:
+            link.close({"status": "stopped", "reason": str(stopped)})
+            raise
         except BaseException as error:
-            link.close({"status": "failed", "reason": f"{type(error).__name__}: {error}"})
+            link.close({"status": "failed", "reason": reason_of(error)})
             raise
         link.close({"status": "finished"})
         result = Result()
@@ -113,6 +144,7 @@ class Federation:
         if done is None:
             self._yardsticks()
             self._evaluate(0)
+            self.event("tested", central=self.results.central(), sites=self.results.sites())
             recovery.save_round(self, 0)
         for number in range((done or 0) + 1, self.config.rounds + 1):
             self._begin(number)
@@ -121,13 +153,19 @@ class Federation:
             self._evaluate(number)
             self.event("round_finished", rounds=self.config.rounds, metrics=metrics,
                        central=self.results.central(), sites=self.results.sites())  # fmt: skip
-            for finding in self.diagnosis.after_round(metrics, self.results.central(), self.results.sites()):
+            findings = self.diagnosis.after_round(metrics, self.results.central(), self.results.sites())
+            if self.diagnosis.agreement:
+                self.event("agreement", **self.diagnosis.agreement)
+            for finding in findings:
                 self.event("warning", **finding.facts())
             if self.results.privacy:
                 self.event("privacy", sites=self.results.privacy)
             self._account(began)
             began = time.perf_counter()
             recovery.save_round(self, number)
+            if number < self.config.rounds and self.record.stop_wanted():
+                raise RunStopped(number, self.record.folder.name)
+        self.pulse.last(self.number)
         self._account(began)
         return self._finish()
 
@@ -157,26 +195,35 @@ class Federation:
 
     def ask(self, ask: Ask) -> list[Reply]:
         """Put an Ask to its sites; return the usable Replies in the run's order. The run ends if there are too few."""
+        if self.config.exchange.secure and ask.sum is not None:
+            return ask_for_sum(self, ask)
         verb = VERBS.get(ask.verb) or find_verb(ask.verb)
         names = self.participants if ask.to is None else ask.to
         self._spend_central()
         self._phase = verb.phase or self._phase
         before, began = self.link.traffic(), time.perf_counter()
         place = {"round": self.number, "step": self._step}
-        self._step += 1
-        coded = replace(ask, arrays=pack(ask.arrays, self.config.exchange.predictions))
+        self._step += ask.verb not in PROTOCOL
+        room = verb.room(ask, self.central.classes)
+        coded = replace(ask, arrays=pack(ask.arrays, self.config.exchange.predictions), room=room)
         parts = {name: coded.part_for(name, place) for name in names if name not in self.late}
         exchange = self.config.exchange
         deadline = exchange.step_deadline if verb.quick else exchange.train_deadline
+        self.costs.asked(ask.verb, ", ".join(verb.leaves) or "a few numbers")
+        self.pulse.asked(self.number, self._phase, ask.verb, parts, verb.quick)
         replies = dict(self._usable(verb, ask, self.link.deliver(parts, deadline)))
         wall = time.perf_counter() - began
         self.costs.exchanged(self._phase, wall, replies.values(), before, self.link.traffic())
-        self.diagnosis.observe(list(replies.values()))
-        needed = self.quorum(len(names))
+        self.pulse.done(self.number)
+        # of the round's sites, not of those who are left of them: an ensemble of one is no ensemble
+        needed = min(len(names), self.quorum(max(len(names), len(self.participants))))
         if not ask.optional and len(replies) < needed:
+            why = "; ".join(
+                f"site {name}: {self._missed.get(name, 'no answer')}" for name in names if name not in replies
+            )
             raise QuorumLost(
-                f"round {self.number}, {ask.verb}: {len(replies)} of {len(names)} sites gave a usable answer and "
-                f"{needed} are needed; {self.record.folder / 'events.jsonl'} says why. The run can be resumed"
+                f"{why} (round {self.number}, {ask.verb}: {len(replies)} of {len(names)} sites gave a usable answer "
+                f"and {needed} are needed; the run can be resumed)"
             )
         return [replies[name] for name in names if name in replies]
 
@@ -184,23 +231,34 @@ class Federation:
         for outcome in outcomes:
             reason = outcome.reason if isinstance(outcome, Failure) else None
             if isinstance(outcome, Failure) and outcome.gone:
-                self.late[outcome.node] = self.away[outcome.node] = outcome.reason
+                self.late[outcome.node] = self.away[outcome.node] = plain(outcome.reason)
             if isinstance(outcome, Reply):
                 try:
-                    reply = replace(outcome, arrays=unpack(outcome.arrays))
-                    check_metrics(reply, self.sites[reply.node])
-                    verb.check(reply)
-                    check_reply(ask, reply)
-                except (ValueError, OverflowError) as error:
-                    reason = str(error)
+                    reply = self._checked(verb, ask, outcome)
+                except Exception as error:  # whatever one site sends, the others go on
+                    reason = f"{error}" if isinstance(error, WireError) else f"{type(error).__name__}: {error}"
                 else:
                     self._heard(reply)
                     yield outcome.node, reply
             if reason is not None:
-                self.event("left_out", site=outcome.node, verb=ask.verb, reason=reason)
+                self.left_out[outcome.node] += 1
+                self._missed[outcome.node] = plain(reason)
+                self.event("left_out", site=outcome.node, verb=ask.verb, reason=plain(reason))
+
+    def _checked(self, verb: Verb, ask: Ask, outcome: Reply) -> Reply:
+        """Return a Reply that fits its verb's declaration and what was asked; an exception says why it does not."""
+        reply, greeting = replace(outcome, arrays=unpack(outcome.arrays)), self.sites[outcome.node]
+        check_every_reply(reply, greeting)
+        verb.check(reply)
+        check_reply(ask, reply)
+        if not self.config.exchange.secure:
+            self.diagnosis.observe([reply])
+        return replace(reply, metrics={**reply.metrics, "texts": greeting["texts"]}) if verb.counts_texts else reply
 
     def _heard(self, reply: Reply) -> None:
-        """Record that a site is back, and keep its reported privacy budget."""
+        """Record that a site answered or is back, and keep its reported privacy budget."""
+        self.heard_at[reply.node] = time.monotonic()
+        self.pulse.heard(self.number, reply.node)
         if reply.node in self.away:
             self.event("readmitted", site=reply.node, missed=self.away.pop(reply.node))
         if "privacy" in reply.metrics:
@@ -221,7 +279,8 @@ class Federation:
         practice = Practice(fresh=True, decay=None if p.schedule == "constant" else (0.0, 1.0))
         if report.alone:
             self.record.event("phase", phase="alone", epochs=epochs)
-            for reply in self.ask(evaluate_alone.ask(Train(epochs, practice), optional=True)):
+            open_sites = tuple(name for name in self.participants if "privacy" not in self.sites[name])
+            for reply in self.ask(evaluate_alone.ask(Train(epochs, practice), to=open_sites, optional=True)):
                 self.results.alone[reply.node] = scores_in(reply.metrics)
             self.record.event("alone", sites=self.results.alone)
         if report.centralized and len(self.central.texts.private):
@@ -239,9 +298,18 @@ class Federation:
             return
         self.number = number
         self.results.tested(number, "central", self.central.test())
-        for reply in self.ask(evaluate.ask(Nothing(), to=tuple(self.sites), optional=True)):
+        open_sites = tuple(name for name, facts in self.sites.items() if facts.get("privacy") != "noise")
+        for reply in self.ask(evaluate.ask(Nothing(), to=open_sites, check=self._scores, optional=True)):
             self.results.tested(number, reply.node, reply.metrics)
         self.record.metrics(self.results.history)
+
+    def _scores(self, reply: Reply) -> None:
+        """Refuse a test without the scores that the report shows: the central model's main ones, or a mean."""
+        names = list(self.results.central())
+        main = next((name for name in names if not name.startswith(("accuracy", "semantic_distance"))), "accuracy")
+        missing = ({"accuracy", main} & set(names) if names else {"score"}) - set(reply.metrics)
+        if missing:
+            raise WireError(f"its test has no {min(missing)}")
 
     def _finish(self) -> Facts:
         method, sites = self.method, self.sites
@@ -251,10 +319,19 @@ class Federation:
             for name, facts in sites.items()
         }
         summary = self.results.summary(about, self.config, self.central, self.costs, sites, formulas)
+        summary["central_test"] = self._tested_closely()
         self.record.save_central(self.central.learner.model, self.central.card(summary))
         self.record.summary(summary)
         self.record.event("run_finished", central=summary["central"], seconds=summary["seconds"])
         return summary
+
+    def _tested_closely(self) -> Facts | None:
+        """Return the central model's confusions and how sure it is, for the report; None where it has no such test."""
+        central = self.central
+        if self.config.mixed or central.task.choices or not len(central.test_texts):
+            return None
+        logits = central.learner.predict(central.test_texts, np.arange(len(central.test_texts)))
+        return judged(central.task.labels, np.asarray(central.texts.test.labels), logits)
 
     def _spend_central(self) -> None:
         """Charge what the central model computed since the last Ask to that Ask's phase."""

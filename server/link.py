@@ -11,9 +11,11 @@ from typing import Protocol
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedstill.common.config import RunConfig
-from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, from_records, size_of, to_records
+from fedstill.common.config import LONGEST_NAME, RunConfig
+from fedstill.common.readable import plain, sentence
+from fedstill.common.wire import Ask, Facts, Failure, Reply, from_records, size_of, to_records
 from fedstill.common.wire.spool import Spool
+from fedstill.server.admission import why_no_name
 from fedstill.server.exchange import Exchange
 from fedstill.server.record import Record
 
@@ -143,7 +145,10 @@ class FlowerLink(Link):
         end = time.monotonic() + self.config.exchange.join_deadline
         while True:
             self._invite(facts)
-            self.sites = self._in_order(joined())
+            before, self.sites = self.sites, self._in_order(joined())
+            new = [name for name in self.sites if name not in before]
+            for number, name in enumerate(new, len(self.sites) - len(new) + 1):
+                self.notice("site_joined", {"site": name, "joined": number, "wanted": wanted})
             if len(self.sites) >= wanted:
                 return
             hopeful = set(self._joins.values()) | set(self.node_of.values())
@@ -158,8 +163,8 @@ class FlowerLink(Link):
         for message in self.grid.pull_messages(list(self._joins)):
             node = self._joins.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
             if message.has_error():
-                self._errors[node] = str(message.error.reason)
-                self.notice("join_failed", {"node": str(node), "reason": message.error.reason})
+                self._errors[node] = plain(sentence(str(message.error.reason)))
+                self.notice("join_failed", {"node": str(node), "reason": self._errors[node]})
             else:
                 yield node, message.content
 
@@ -168,13 +173,15 @@ class FlowerLink(Link):
         return f"not joined: {', '.join(names)}" if names else "the run does not name its sites"
 
     def _join_error(self) -> JoinError:
-        reasons = "".join(f"\n  a site said: {reason}" for reason in self._errors.values())
+        joined = f"{len(self.sites)} of {self.config.expected_sites} sites joined"
+        if self._errors:
+            reasons = "; ".join(dict.fromkeys(self._errors.values()))
+            return JoinError(f"{reasons} ({joined}; {self._missing()})")
         return JoinError(
-            f"{len(self.sites)} of {self.config.expected_sites} sites joined (exchange.join_deadline is "
-            f"{self.config.exchange.join_deadline:.0f} s, {len(self._invited)} SuperNodes are connected); "
-            f"{self._missing()}.{reasons}"
-            "\n  In Flower's simulation every site of a stream needs an actor of its own: raise "
-            'simulation.cpus, or set exchange.link = "messages"'
+            f"{joined} within exchange.join_deadline = {self.config.exchange.join_deadline:.0f} s, and "
+            f"{len(self._invited)} SuperNodes are connected; {self._missing()}. Start them, or raise the deadline; in "
+            "Flower's simulation every site of a stream needs an actor of its own: raise simulation.cpus, or set "
+            'exchange.link = "messages"'
         )
 
     def _in_order(self, sites: dict[str, Facts]) -> dict[str, Facts]:
@@ -199,6 +206,8 @@ class StreamLink(FlowerLink):
             patience=settings.reconnect,
             certificate=settings.certificate,
             key=settings.key,
+            authority=settings.authority,
+            write_deadline=settings.write_deadline,
             most_sites=config.expected_sites,
             spool=spool,
             notice=notice,
@@ -278,18 +287,30 @@ class MessageLink(FlowerLink):
 
         def joined() -> dict[str, Facts]:
             for node, content in self._pull_joins():
-                facts = from_records(content)[1]
-                reason = admit(facts) or self._bound(node, str(facts["name"]))
+                name, reason = "?", None
+                try:
+                    facts = from_records(content)[1]
+                    name = plain(facts["name"], LONGEST_NAME)
+                    reason = self._why_not(node, facts, greeted)
+                except Exception as error:  # whatever one site sends, the others join
+                    reason = f"what it says of itself cannot be read: {type(error).__name__}"
                 if reason is None:
-                    greeted[str(facts["name"])] = facts
-                    self.node_of[str(facts["name"])] = node
+                    greeted[name] = facts
+                    self.node_of[name] = node
                 else:
-                    self._errors[node] = reason
-                    notice("refused", {"site": facts.get("name"), "reason": reason})
+                    self._errors[node] = plain(reason)
+                    notice("refused", {"site": name, "reason": self._errors[node]})
             return greeted
 
         self._wait_for_joins(lambda node: {"link": "messages"}, joined)
         self._bytes = {name: [0, 0] for name in self.sites}
+
+    def _why_not(self, node: int, facts: Facts, greeted: dict[str, Facts]) -> str | None:
+        """Return why a node is not admitted under its name, or None: the same rules as on the stream."""
+        reason = why_no_name(facts.get("name")) or self._bound(node, str(facts["name"])) or self.admit(facts)
+        if reason is None and facts["name"] in greeted and self.node_of[facts["name"]] != node:
+            return f"site {facts['name']} is here already: give every site a name of its own"
+        return reason
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         messages = [self._message(name, ask) for name, ask in parts.items()]
@@ -320,12 +341,12 @@ class MessageLink(FlowerLink):
             return Failure(name, str(message.error.reason))
         try:
             arrays, facts = from_records(message.content)
-        except WireError as error:
-            return Failure(name, str(error))
-        if "error" in facts:
-            return Failure(name, str(facts["error"]))
-        self._bytes[name][0] += size_of(arrays, facts)
-        return Reply(name, arrays, facts.get("metrics", {}))
+            if "error" in facts:
+                return Failure(name, str(facts["error"]))
+            self._bytes[name][0] += size_of(arrays, facts)
+            return Reply(name, arrays, facts.get("metrics", {}))
+        except Exception as error:  # whatever one site sends, the others go on
+            return Failure(name, f"a message that cannot be read: {error}")
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         return {name: (up, down) for name, (up, down) in self._bytes.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedstill.common.config import RunConfig
+from fedstill.common.models.causal import CausalModel
+from fedstill.common.models.frozen import FrozenEncoder
 from fedstill.common.models.text_model import TextModel
 from fedstill.common.wire import Facts
 
@@ -16,7 +18,6 @@ def classifier(config: RunConfig, model: TextModel, summary: Facts) -> str:
         f"| {name} | {site['family']} | {site['texts']} | {_score(site['alone'])} | {_score(site['after'])} |"
         for name, site in summary["sites"].items()
     )
-    load = "AutoModelForSeq2SeqLM" if model.writes else "AutoModelForSequenceClassification"
     return f"""---
 library_name: transformers
 pipeline_tag: {"text2text-generation" if model.writes else "text-classification"}
@@ -37,10 +38,24 @@ It never saw the private texts of a site.
 {sites}
 
 ```python
-from transformers import {load}, AutoTokenizer
-model, tokenizer = {load}.from_pretrained("central"), AutoTokenizer.from_pretrained("central")
+{_how_to_load(model)}
 ```
 """
+
+
+def _how_to_load(model: TextModel) -> str:
+    if isinstance(model, FrozenEncoder):  # transformers knows no such head
+        return """from pathlib import Path
+import fedstill
+classify = fedstill.Result(Path("RUN")).model()  # RUN: the folder of the run, in which this `central` is
+classify(["a text"])"""
+    kind = "AutoModelForSequenceClassification"
+    if model.writes:
+        kind = "AutoModelForSeq2SeqLM"
+    elif isinstance(model, CausalModel):
+        kind = "AutoModelForCausalLM"
+    return f"""from transformers import {kind}, AutoTokenizer
+model, tokenizer = {kind}.from_pretrained("central"), AutoTokenizer.from_pretrained("central")"""
 
 
 def shared_part(config: RunConfig, model: TextModel, summary: Facts) -> str:
@@ -68,4 +83,4 @@ these are only the site knows.
 
 
 def _score(metrics: Facts | None, metric: str = "accuracy") -> str:
-    return "-" if not metrics else f"{metrics[metric]:.4f}"
+    return "-" if not metrics or metric not in metrics else f"{metrics[metric]:.4f}"

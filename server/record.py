@@ -16,14 +16,26 @@ from fedstill.common import checkpoint
 from fedstill.common.checkpoint import Nested, append_line, write_atomically
 from fedstill.common.config import RunConfig
 from fedstill.common.models.text_model import TextModel
+from fedstill.common.readable import reason_of
 from fedstill.common.wire import Facts
+from fedstill.server.page.report import write_report
+from fedstill.server.tracking import Tracking, open_tracking
 
 Watch = Callable[[dict[str, Any]], None]
 PROGRESS_EVERY = 0.5  # seconds between two progress events
+STOP = "stop"  # a file of this name in a run's folder asks it to stop after its round
 
 
 class RecordError(RuntimeError):
     """The run's folder cannot be written; the text names it."""
+
+
+class RunStopped(Exception):
+    """Somebody asked the run to stop after its round, and it did; it can be resumed."""
+
+    def __init__(self, number: int, run: str) -> None:
+        super().__init__(f"stopped after round {number}, as asked; to go on: fedstill resume {run}")
+        self.number = number
 
 
 class Record:
@@ -36,6 +48,7 @@ class Record:
             if not (folder / "config.toml").exists():
                 write_atomically(folder / "config.toml", config.to_toml())
         self.checkpoints = folder / "checkpoints"
+        self.tracking: Tracking | None = None
         self._progress_at = 0.0
 
     @contextlib.contextmanager
@@ -55,6 +68,8 @@ class Record:
             append_line(self.folder / "events.jsonl", json.dumps(line))
         if self.watch is not None:
             self.watch(line)
+        if self.tracking is not None:
+            self.tracking.event(line)
 
     def progress(self, phase: str, done: int, total: int, **facts: object) -> None:
         """Record the progress of a phase; most calls are skipped, the last never."""
@@ -62,6 +77,10 @@ class Record:
         if done == total or now - self._progress_at > PROGRESS_EVERY:
             self._progress_at = now
             self.event("progress", phase=phase, done=done, total=total, **facts)
+
+    def stop_wanted(self) -> bool:
+        """Return whether somebody asked the run to stop after this round (`fedstill stop`, or the page)."""
+        return (self.folder / STOP).exists()
 
     def metrics(self, rows: list[Facts]) -> None:
         """Rewrite metrics.csv from all rounds so far."""
@@ -94,14 +113,25 @@ class Record:
 def recorded(config: RunConfig, folder: Path, resume: bool, watch: Watch | None = None) -> Iterator[Record]:
     """Record a run; if it fails, write the reason to its events and summary before raising."""
     record = Record(folder, config, watch)
+    record.tracking = open_tracking(config, folder)
+    (folder / STOP).unlink(missing_ok=True)
     record.event("run_started", run=folder.name, method=config.method.name, resume=resume, pid=os.getpid())
     try:
         yield record
+    except RunStopped as stopped:
+        record.event("run_stopped", round=stopped.number)
+        record.summary({"status": "stopped", "reason": str(stopped), "method": config.method.name, "seed": config.seed})
+        raise
     except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = reason_of(error)
         with contextlib.suppress(RecordError):  # of a full disk; the error itself says so
             record.event("run_failed", reason=reason)
             if not (folder / "summary.json").exists():
                 facts = {"status": "failed", "reason": reason, "method": config.method.name, "seed": config.seed}
                 record.summary(facts)
         raise
+    finally:
+        with contextlib.suppress(OSError):  # a full disk, or a Flower bundle, which carries no pages
+            write_report(folder)
+        if record.tracking is not None:
+            record.tracking.close()

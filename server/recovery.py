@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedstill.common import checkpoint
+from fedstill.common.readable import plain
+from fedstill.server.countersign import signature
 from fedstill.strategies.generic import Keep, restore, save
 
 if TYPE_CHECKING:
@@ -14,7 +16,11 @@ if TYPE_CHECKING:
 def save_round(fed: Federation, number: int) -> None:
     """Save a round at the sites first, so that they hold whatever the server holds; late sites may be back by now."""
     fed.late.clear()
-    fed.ask(save.ask(Keep(number), to=tuple(fed.sites)))
+    kept = fed.ask(save.ask(Keep(number), to=tuple(fed.sites)))
+    heads = {reply.node: plain(reply.metrics["ledger"], 64) for reply in kept}
+    key, run = fed.config.exchange.key, fed.record.folder.name
+    signed = None if key is None else signature(key, run, number, heads)
+    fed.record.event("ledgers", round=number, heads=heads, **({} if signed is None else {"signature": signed}))
     arrays = {"central": fed.central.learner.state(copy=False), "method": fed.method.state()}
     fed.record.save_round(number, arrays, {"round": number, **fed.results.facts(), "spending": fed.costs.facts()})
 

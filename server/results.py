@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedstill.common.config import RunConfig
+from fedstill.common.maths.ensemble import softmax
 from fedstill.common.wire import Facts
 from fedstill.server.central import CentralModel
 from fedstill.server.costs import Costs
@@ -83,6 +87,7 @@ class Results:
             "centralized": self.centralized,
             "seconds": costs.seconds(),
             "phases": costs.phases,
+            "asks": costs.asks,
         }
 
 
@@ -94,3 +99,26 @@ def scores_in(metrics: Mapping[str, Any]) -> Facts:
 def short_name(model: str) -> str:
     """Return a model's name without folders or owner."""
     return model.rstrip("/").rpartition("/")[2]
+
+
+BINS = 10  # of confidence
+
+
+def judged(labels: Sequence[str], truth: NDArray[np.int64], logits: NDArray[Any]) -> Facts:
+    """Return a confusion matrix (rows: true labels), and accuracy by confidence with its mean gap (ECE)."""
+    probabilities = softmax(logits)
+    said, sure = probabilities.argmax(axis=-1), probabilities.max(axis=-1)
+    confusion = np.zeros((len(labels), len(labels)), np.int64)
+    np.add.at(confusion, (truth, said), 1)
+    place = np.minimum((sure * BINS).astype(int), BINS - 1)
+    bins = [
+        {
+            "confidence": round(float(sure[place == number].mean()), 4),
+            "accuracy": round(float((said == truth)[place == number].mean()), 4),
+            "texts": int((place == number).sum()),
+        }
+        for number in range(BINS)
+        if (place == number).any()
+    ]
+    gap = sum(each["texts"] * abs(each["confidence"] - each["accuracy"]) for each in bins) / len(truth)
+    return {"labels": list(labels), "confusion": confusion.tolist(), "reliability": bins, "ece": round(gap, 4)}

@@ -14,6 +14,7 @@ from fedstill.strategies.bounds import Centralized, Isolated
 from fedstill.strategies.cronus import Cronus
 from fedstill.strategies.ditto import Ditto
 from fedstill.strategies.dsfl import DSFL
+from fedstill.strategies.evenhand import Evenhand
 from fedstill.strategies.fedaux import FedAUX
 from fedstill.strategies.fedavg import FedAvg
 from fedstill.strategies.fedavg_st import FedAvgST
@@ -44,7 +45,7 @@ METHODS: Catalogue[type[Method]] = Catalogue(
             *(FedID, AdaFD, DSFL, FedAvg, FedDF, FedED, FedKD, MHAT, FedMD, Cronus, LogitFedAvg, Sinkhorn, Entropy),
             *(FedProx, FedAvgST, Ditto, FedBN, PerCFL, SPFL),
             *(FedAdam, FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan),
-            *(FedDRS, FedAUX, FedKDMutual, ATC, Isolated, Centralized),
+            *(FedDRS, FedAUX, FedKDMutual, ATC, Evenhand, Isolated, Centralized),
         )
     },
 )

@@ -32,7 +32,8 @@ _NOT_BY_HOOKS = (
 
 
 # How both authors' programs of FedID and AdaFD train: a new AdamW and a rate that falls to zero in every call.
-FRESH_EACH_CALL = {"optimizer_state": "fresh", "schedule": "call"}
+FRESH = {"optimizer_state": "fresh", "schedule": "call"}
+FRESH_EACH_CALL = {**FRESH, "distill_dropout": True}
 
 
 class QuorumLost(RuntimeError):
@@ -46,6 +47,7 @@ class Params(Section):
     participation: float = Field(1.0, gt=0, le=1)
     optimizer_state: Literal["persistent", "fresh"] = "persistent"
     schedule: Literal["constant", "call", "phase", "run"] = "constant"  # where the rate falls to zero
+    distill_dropout: bool = False  # dropout while sites learn from others' predictions; the authors' programs have it
 
 
 class Method(Strategy):
@@ -82,13 +84,19 @@ class Method(Strategy):
     def check_sites(self, fed: Federation) -> Round:
         """Refuse models that cannot work together, once when all sites have joined."""
         families = {name: str(facts.get("model")) for name, facts in fed.sites.items()}
-        if self.needs_same_models and len({*families.values(), Path(fed.config.central.model).name}) > 1:
-            raise ValueError(
+        central = Path(fed.config.central.model).name
+        if self.needs_same_models:
+            reason = (
                 f"{self.name} exchanges weights, so the central model and every site must be the same model; "
                 f"central: {fed.config.central.model}, sites: {families}. Exchange predictions to mix models"
             )
+            fed.without({name: reason for name, model in families.items() if model != central}, "join")
         yield from ()
         return {}
+
+    def why_no_sums(self) -> str | None:
+        """Return why the method needs the sites' single answers; None if their weighted sum suffices."""
+        return "looks at every site's own answer"
 
     def site_began_anew(self, site: str) -> None:
         """Note that a site has restarted: it holds at most what its own last checkpoint has."""

@@ -79,4 +79,4 @@ def train_ditto(site: Node, task: TrainBoth) -> TrainedBoth:
     site.kept["ditto"] = {**private, "begun": np.ones(1, np.int8)}
     site.learner.load_whole(v if "begun" in kept else {**v, **task.weights})  # v begins as the first w_global
     own_loss = train_near(site, task.epochs, task.practice, task.weights, task.strength)
-    return TrainedBoth(len(site.private), loss, own_loss, shared)
+    return TrainedBoth(site.size, loss, own_loss, shared)

@@ -10,6 +10,7 @@ from fedstill.common.maths.ensemble import entropy_reduction
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
+from fedstill.strategies.secure_sum import summed
 
 if TYPE_CHECKING:
     from fedstill.server.federation import Federation
@@ -42,11 +43,15 @@ class DSFL(EnsembleMethod):
     formula = staticmethod(both_ways)
     p: DSFLParams
 
+    def why_no_sums(self) -> str | None:
+        return None if self.p.aggregation == "mean" else "with a robust aggregation compares the sites' answers"
+
     def round(self, fed: Federation) -> Round:
         rows = fed.public_rows
         trained = yield self.train_locally(fed)  # update
-        replies = yield ask_predictions(fed, rows, names(trained))  # predict, upload
         logits = self.p.era_input == "logits"
+        ask = ask_predictions(fed, rows, names(trained))
+        replies = yield summed(ask, "values" if logits else "probabilities", self.p.weights)  # predict, upload
         mean = self.mean_logits(replies) if logits else self.mean_probabilities(replies)
         targets = entropy_reduction(mean, self.p.temperature)  # aggregate: ERA
         loss = self.distil_at_server(fed, rows, targets, self.p.target)

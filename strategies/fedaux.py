@@ -21,7 +21,7 @@ from fedstill.common.wire.checks import same_shapes
 from fedstill.common.wire.typed import Message
 from fedstill.strategies.base import Method, Params, Round, names, texts_of
 from fedstill.strategies.parameters import TrainShared, train_shared
-from fedstill.strategies.verbs import site_verb
+from fedstill.strategies.verbs import Shield, site_verb
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node
@@ -39,7 +39,7 @@ class FedAUXParams(Params):
     negatives: float = Field(0.2, gt=0, lt=1)
     regulariser: float = Field(0.01, gt=0)
     per_text: bool = True  # the regulariser stands beside the mean loss of a text, not beside the sum
-    epsilon: float | None = Field(None, gt=0)  # noise for (epsilon, delta)-differential privacy; none: no noise
+    epsilon: float | None = Field(None, gt=0, le=1)  # noise at sites without [privacy]; none: no noise
     delta: float = Field(1e-5, gt=0, lt=1)
     weights: Literal["size", "uniform"] = "size"  # of the parameters' mean
 
@@ -139,9 +139,15 @@ def _scores(rows: np.ndarray) -> Callable[[Reply], None]:
 # --- the site's half ---
 
 
-@site_verb("query.scores", leaves="predictions", phase="scoring")
+SCORED = Shield(("items", "texts"), charged=("scores",))
+
+
+@site_verb("query.scores", leaves="predictions", phase="scoring", shield=SCORED)
 def score(site: Node, asked: Score) -> Scored:
-    """s_k(x) of the public rows, by a regression of the private texts against other public ones; noise if asked."""
+    """s_k(x) of the public rows, by a regression of the private texts against other public ones.
+
+    A site with [privacy] adds its own noise and pays for it, whatever epsilon was asked.
+    """
     rows, others = site.public_rows(asked.rows), site.public_rows(asked.negatives)
     if not len(others) or not len(site.private):
         raise WireError("scores need private texts and negatives")
@@ -152,10 +158,17 @@ def score(site: Node, asked: Score) -> Scored:
     extractor = load_model(settings, site.task, seed=0)
     public = text_features(extractor, site.texts.public.texts)
     own = text_features(extractor, site.texts.private.texts)
-    regression = certainty.fit(own, public[others], asked.regulariser, asked.per_text)
-    if asked.epsilon is not None:
-        texts = len(own) + len(others)
-        variance = certainty.noise_variance(texts, asked.regulariser, asked.epsilon, asked.delta)
-        # The server knows the run's seed: noise that follows from it would hide nothing from the server.
-        regression = certainty.with_noise(regression, variance, np.random.default_rng())
+    if site.guard is None and asked.epsilon is None:
+        regression = certainty.fit(own, public[others], asked.regulariser, asked.per_text)
+        return Scored(items(rows), certainty.scores(regression, public[rows]), len(site.private))
+    if not 1e-6 <= asked.regulariser <= 1e6:
+        raise WireError(f"a regulariser of {asked.regulariser} bounds nothing; it must lie between 1e-6 and 1e6")
+    regression = certainty.fit_bounded(own, public[others], asked.regulariser, asked.per_text)
+    moved = certainty.sensitivity(len(own) + len(others), asked.regulariser, asked.per_text)
+    if site.guard is not None:
+        deviation = moved * site.guard.charge(1, "its scores")
+    else:
+        assert asked.epsilon is not None
+        deviation = moved * certainty.gaussian_deviation(asked.epsilon, asked.delta)
+    regression = certainty.with_noise(regression, deviation, site.draw_noise)
     return Scored(items(rows), certainty.scores(regression, public[rows]), len(site.private))

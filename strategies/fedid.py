@@ -18,9 +18,10 @@ from fedstill.common.practice import Practice
 from fedstill.common.wire import Reply, items
 from fedstill.common.wire.checks import predictions
 from fedstill.common.wire.typed import Message, named
-from fedstill.strategies.base import FRESH_EACH_CALL, Method, Params, Round, names, texts_of
+from fedstill.strategies.base import FRESH, Method, Params, Round, names, texts_of
 from fedstill.strategies.formulas import batch_by_batch
-from fedstill.strategies.predictions import Predict, Predictions, logits_of, one_hot_votes
+from fedstill.strategies.predictions import PREDICTED, Predict, Predictions, logits_of, one_hot_votes
+from fedstill.strategies.secure_sum import summed
 from fedstill.strategies.verbs import site_verb
 
 if TYPE_CHECKING:
@@ -55,8 +56,15 @@ class FedIDParams(Params):
                 "feedback = 'exact' has no useful derivative through the first step of a fresh AdamW, which is all but "
                 "a sign; set optimizer_state = 'persistent', or server_optimizer = 'sgd' with a larger distill_rate"
             )
+        if self.feedback == "exact" and self.server_optimizer != "sgd" and self.lambda_ == "1/eta":
+            raise ValueError(
+                "lambda = '1/eta' is for plain gradient steps: through AdamW feedback would be 57 times distillation; "
+                "leave lambda at 1, or set server_optimizer = 'sgd'"
+            )
         if self.feedback == "exact" and self.aggregation != "mean":
             raise ValueError("feedback = 'exact' is the derivative by a weighted mean; set aggregation = 'mean'")
+        if self.distill_dropout:
+            raise ValueError("fedid's sites learn from the very prediction that they sent; set dropout instead")
         if self.feedback == "none" and not self.distil:
             raise ValueError("feedback = 'none' with distil = false leaves the sites nothing to learn; change one")
         return self
@@ -99,7 +107,7 @@ class FedID(Method):
     parameters = FedIDParams
     presets: ClassVar = {
         "paper": {},
-        "authors_code": {"average": "logits", "target": "votes", "dropout": True, **FRESH_EACH_CALL},
+        "authors_code": {"average": "logits", "target": "votes", "dropout": True, **FRESH},
     }
     formula = staticmethod(batch_by_batch)
     p: FedIDParams
@@ -113,11 +121,18 @@ class FedID(Method):
                 "or set method.feedback = 'none'"
             )
 
+    def why_no_sums(self) -> str | None:
+        if self.p.aggregation != "mean":
+            return "with a robust aggregation compares the sites' answers"
+        return None if self.p.target == "soft" else "with target = 'votes' takes each site's hard vote"
+
     def round(self, fed: Federation) -> Round:  # Algorithm 1
         sites = names((yield self.train_locally(fed)))  # lines 6-8, eq. 4
         batches, loss = self.batches(fed), 0.0
         check = predictions(batches[0], fed.central.classes)
-        y_k = yield predict_batch.ask(Predict(batches[0], self.p.dropout), to=sites, check=check)  # 10-13, eq. 9
+        of: Literal["values", "probabilities"] = "values" if self.p.average == "logits" else "probabilities"
+        asking = predict_batch.ask(Predict(batches[0], self.p.dropout), to=sites, check=check)
+        y_k = yield summed(asking, of)  # 10-13, eq. 9
         for i, (x0, following) in enumerate(zip(batches, [*batches[1:], None], strict=True)):  # 9
             w = by_size(texts_of(y_k))
             if i == 0 and self.p.aggregation == "mean":
@@ -128,7 +143,8 @@ class FedID(Method):
             lesson = replace(feedback, answered=items(x0), rows=following, practice=practice)
             each = {site: {"weight": w.get(site, 0.0)} for site in sites}
             asked = None if following is None else predictions(following, fed.central.classes)
-            y_k = yield learn.ask(lesson, each=each, to=sites, check=asked)  # 19-21, eqs. 13-15
+            asking = learn.ask(lesson, each=each, to=sites, check=asked)
+            y_k = yield asking if following is None else summed(asking, of)  # 19-21, eqs. 13-15
             fed.progress("interactive", i + 1, len(batches), loss=loss)
         return {"loss": loss}
 
@@ -187,7 +203,7 @@ class Pending:
     logits: Tensor | None = None
 
 
-@site_verb("query.logits", leaves="predictions", phase="interactive", quick=True)
+@site_verb("query.logits", leaves="predictions", phase="interactive", quick=True, shield=PREDICTED)
 def predict_batch(site: Node, asked: Predict) -> Predictions:
     """Logits of one public batch; it stays pending until its feedback comes (lines 12 and 13)."""
     return _predicted(site, asked)
@@ -200,7 +216,7 @@ def _predicted(site: Node, asked: Predict) -> Predictions:
     return Predictions(items(rows), logits.detach().cpu().numpy(), len(site.private))
 
 
-@site_verb("train.feedback", leaves="predictions", phase="interactive", quick=True)
+@site_verb("train.feedback", leaves="predictions", phase="interactive", quick=True, shield=PREDICTED)
 def learn(site: Node, lesson: Lesson) -> Learned:
     """Update on the pending batch (line 21), then predict the next one if the lesson names its rows."""
     pending, site.pending = site.pending, None

@@ -34,6 +34,9 @@ class FlowerRule(FedAvg):
         """Flower's strategy with this method's settings."""
         raise NotImplementedError
 
+    def why_no_sums(self) -> str | None:
+        return "is a robust rule, which compares the sites' answers"
+
     def aggregate(self, fed: Federation, replies: list[Reply]) -> State:
         """What Flower's `aggregate_train` makes of each array; whole numbers come from the first site."""
         theta = self.shared()
@@ -74,6 +77,9 @@ class FedAdam(FlowerRule):
     def __init__(self, params: Params | None = None) -> None:
         super().__init__(params)
         self.moments: dict[str, Arrays] = {"m": {}, "v": {}}
+
+    def why_no_sums(self) -> str | None:
+        return None
 
     @cached_property
     def rule(self) -> Any:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from fedstill.common import checkpoint
 from fedstill.common.practice import Practice
 from fedstill.common.states import State
-from fedstill.common.wire import Facts
+from fedstill.common.wire import Facts, WireError
 from fedstill.common.wire.typed import Message
-from fedstill.strategies.verbs import NOTHING, Nothing, site_verb
+from fedstill.strategies.verbs import NOTHING, Nothing, Shield, site_verb
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node
@@ -48,18 +48,29 @@ class Keep(Message):
     number: int
 
 
-@site_verb("train.local", leaves=NOTHING, phase="local training")
+@dataclass(frozen=True)
+class Kept(Message):
+    """The hash that stands for the site's ledger up to here; it tells nothing of what the ledger says."""
+
+    ledger: str
+
+
+@site_verb("train.local", leaves=NOTHING, phase="local training", shield=Shield(("texts",)))
 def train_locally(site: Node, task: Train) -> Trained:
     """E epochs of CE on the private texts (FedID eqs. 1, 2, 4)."""
     if task.weights:
         site.learner.load_weights(task.weights)
     losses = site.train_privately(task.epochs, task.practice)
-    return Trained(len(site.private), losses[-1], losses)
+    return Trained(site.size, losses[-1], losses)
 
 
-@site_verb("evaluate.test", leaves=NOTHING, phase="evaluation")
+@site_verb("evaluate.test", leaves=NOTHING, phase="evaluation", shield=Shield(learned=("scores",)))
 def evaluate(site: Node, nothing: Nothing) -> Scores:
     """The task's scores on the test texts."""
+    if site.guard is not None and site.site.data is not None:
+        raise WireError(
+            "the test texts are a part of this site's own file, and [privacy] does not let scores of it out"
+        )
     return Scores(site.test_scores())
 
 
@@ -73,16 +84,18 @@ def evaluate_alone(site: Node, task: Train) -> Scores:
     return Scores(scores)
 
 
-@site_verb("query.save", leaves=NOTHING, phase=None, quick=True)
-def save(site: Node, keep: Keep) -> Nothing:
+@site_verb("query.save", leaves=NOTHING, phase=None, quick=True, shield=Shield(("ledger",)))
+def save(site: Node, keep: Keep) -> Kept:
     """Put the model and its optimizers away as the checkpoint of a round."""
-    checkpoint.save(site.checkpoints, keep.number, site.state(), {"site": site.name, "round": keep.number})
-    return Nothing()
+    facts = {"site": site.name, "round": keep.number, "trained": site.trained_by}
+    checkpoint.save(site.checkpoints, keep.number, site.state(), facts)
+    return Kept(site.ledger.head())
 
 
-@site_verb("query.restore", leaves=NOTHING, phase=None, quick=True)
+@site_verb("query.restore", leaves=NOTHING, phase=None, quick=True, shield=Shield())
 def restore(site: Node, keep: Keep) -> Nothing:
     """Take up the checkpoint of a round."""
-    arrays, _ = checkpoint.load(site.checkpoints, keep.number)
+    arrays, facts = checkpoint.load(site.checkpoints, keep.number)
+    site.check_origin(facts)
     site.load_state(arrays)
     return Nothing()

@@ -8,6 +8,7 @@ from fedstill.common.maths.ensemble import mean_predictions, softmax
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.predictions import PredictingMethod, PredictingParams, ask_predictions, logits_of
+from fedstill.strategies.secure_sum import summed
 
 if TYPE_CHECKING:
     from fedstill.server.federation import Federation
@@ -29,10 +30,13 @@ class MHAT(PredictingMethod):
     formula = staticmethod(both_ways)
     p: MHATParams
 
+    def why_no_sums(self) -> str | None:
+        return None if self.p.loss == "kl" else "takes each site's hard vote; loss = 'kl' needs none"
+
     def round(self, fed: Federation) -> Round:
         rows, kl = fed.public_rows, self.p.loss == "kl"
         trained = yield self.train_locally(fed)
-        replies = yield ask_predictions(fed, rows, names(trained))
+        replies = yield summed(ask_predictions(fed, rows, names(trained)), "probabilities", self.p.weights)
         if kl:  # sum_k w_k KL(y_k || p) and KL(sum_k w_k y_k || p) have the same gradient
             probabilities = {site: softmax(logits) for site, logits in logits_of(replies).items()}
             mean = mean_predictions(probabilities, self.site_weights(replies))

@@ -18,7 +18,7 @@ from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
 from fedstill.common.wire.checks import same_shapes
 from fedstill.common.wire.typed import Message
 from fedstill.strategies.base import Method, Params, Round, mean_loss, names, texts_of
-from fedstill.strategies.verbs import NOTHING, Nothing, Verb, site_verb
+from fedstill.strategies.verbs import NOTHING, Nothing, Shield, Verb, site_verb
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node
@@ -52,8 +52,8 @@ class TrainedShared(Message):
     """The shared parameters after training."""
 
     texts: int
-    loss: float
     weights: State
+    loss: float | None = None  # a site with [privacy] tells no loss
 
 
 @dataclass(frozen=True)
@@ -155,19 +155,21 @@ class ParameterMethod(Method):
         """Same models by name, then by the shapes of what is shared and by what lies frozen under adapters."""
         yield from super().check_sites(fed)
         mine, frozen = shapes_of(self.shared()), fed.central.learner.frozen_sum()
+        unfit: dict[str, str] = {}
         for reply in (yield tell_shapes.ask(Weights(self.p.private), to=tuple(fed.sites), optional=True)):
             theirs = {str(name): tuple(shape) for name, shape in reply.metrics["shapes"].items()}
             if wrong := differences(theirs, mine):
-                raise ValueError(
+                unfit[reply.node] = (
                     f"site {reply.node} and the central model share {len(wrong)} different parameters: "
                     f"{'; '.join(wrong)}. Give both the same model and the same lora, or name what differs "
                     "under method.private"
                 )
-            if reply.metrics["frozen"] != frozen:
-                raise ValueError(
+            elif reply.metrics["frozen"] != frozen:
+                unfit[reply.node] = (
                     f"site {reply.node} has other weights under its adapters than the central model, so that adapters "
                     "mean something else there; start both from the same pretrained model"
                 )
+        fed.without(unfit, tell_shapes.name)
         return {}
 
 
@@ -181,28 +183,34 @@ def updates(replies: list[Reply], began: Mapping[str, Arrays]) -> Iterable[list[
 # --- the site's half ---
 
 
-@site_verb("query.shapes", leaves=NOTHING, phase="joining")
+SHAPED = Shield(("shapes", "frozen"), after_training=True)
+
+
+@site_verb("query.shapes", leaves=NOTHING, phase="joining", shield=SHAPED)
 def tell_shapes(site: Node, asked: Weights) -> Shapes:
     """Names and shapes of what this site would share, and a checksum of what lies frozen under adapters."""
     shapes = shapes_of(shared_part(site, asked.private, copy=False))
     return Shapes({name: list(shape) for name, shape in shapes.items()}, site.learner.frozen_sum())
 
 
-@site_verb("train.weights", leaves=NOTHING, phase="weights back")
+@site_verb("train.weights", leaves=NOTHING, phase="weights back", shield=Shield(after_training=True))
 def take_weights(site: Node, given: Weights) -> Nothing:
     """Be the model that comes back, such as FedDF's prototype; private parts stay as they are."""
     take(site, given.private, given.weights)
     return Nothing()
 
 
-@site_verb("train.parameters", leaves="weights", phase="local training")
+SHARED = Shield(("texts",), learned=("weights",))
+
+
+@site_verb("train.parameters", leaves="weights", phase="local training", shield=SHARED)
 def train_shared(site: Node, task: TrainShared) -> TrainedShared:
     """E epochs of CE + mu/2 ||w - w_global||^2 over shared parameters; w_global is given, or what the site holds."""
     if task.weights:
         take(site, task.private, task.weights)
     anchor = shared_part(site, task.private) if task.mu else {}
     loss = train_near(site, task.epochs, task.practice, anchor, task.mu)
-    return TrainedShared(len(site.private), loss, shared_part(site, task.private))
+    return TrainedShared(site.size, shared_part(site, task.private), loss)
 
 
 def shared_part(site: Node, private: tuple[str, ...], copy: bool = True) -> Arrays:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,11 +16,11 @@ from fedstill.common.maths.ensemble import Matrix, by_size, mean_predictions, so
 from fedstill.common.maths.losses import LOSSES, soft_cross_entropy
 from fedstill.common.maths.robust import Aggregation, combine
 from fedstill.common.practice import Practice
-from fedstill.common.wire import Ask, Reply, items
+from fedstill.common.wire import Ask, Reply, WireError, items
 from fedstill.common.wire.checks import predictions
 from fedstill.common.wire.typed import Message
 from fedstill.strategies.base import Method, Params, names, texts_of
-from fedstill.strategies.verbs import NOTHING, site_verb
+from fedstill.strategies.verbs import NOTHING, Shield, site_verb
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node
@@ -107,8 +107,8 @@ class PredictingMethod(Method):
         self, fed: Federation, rows: np.ndarray, targets: Matrix, loss: str, sites: tuple[str, ...]
     ) -> Ask:
         """E_d epochs at each of the sites."""
-        lesson = Distil(rows, targets, loss, self.p.distill_epochs, self.practice(fed))  # type: ignore[arg-type]
-        return distil.ask(lesson, to=sites)
+        practice = replace(self.practice(fed), dropout=self.p.distill_dropout)
+        return distil.ask(Distil(rows, targets, loss, self.p.distill_epochs, practice), to=sites)  # type: ignore[arg-type]
 
 
 class EnsembleMethod(PredictingMethod):
@@ -165,19 +165,26 @@ def logits_of(replies: list[Reply]) -> dict[str, Matrix]:
 # --- the site's half ---
 
 
-@site_verb("query.predictions", leaves="predictions", phase="prediction")
+PREDICTED = Shield(("items", "texts"), noised=("logits",))
+
+
+@site_verb("query.predictions", leaves="predictions", phase="prediction", shield=PREDICTED)
 def predict(site: Node, asked: Predict) -> Predictions:
     """Logits on public rows (FedID eq. 5)."""
     rows = site.public_rows(asked.rows)
     return Predictions(items(rows), site.learner.predict(site.public, rows, asked.dropout), len(site.private))
 
 
-@site_verb("train.distil", leaves=NOTHING, phase="distillation")
+@site_verb("train.distil", leaves=NOTHING, phase="distillation", shield=Shield(("texts",)))
 def distil(site: Node, lesson: Distil) -> Distilled:
     """E_d epochs towards the given targets on public rows (FedID eq. 8), among the private texts if asked (Cronus)."""
     rows = site.public_rows(lesson.rows)
     targets = site.targets(lesson.targets, len(rows))
     if lesson.private:
+        if site.guard is not None and site.guard.trains:
+            raise WireError(
+                "this site trains by DP-SGD, on its private texts alone; Cronus mixes them with public ones"
+            )
         losses = _train_on_both(site, rows, targets, lesson)
         return Distilled(losses[-1], len(site.private))
     loss = LOSSES[lesson.loss]

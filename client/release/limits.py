@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig
+from fedstill.common.lock import taking_turns
 from fedstill.common.wire import Ask, Reply
 from fedstill.common.wire.typed import undeclared
 from fedstill.strategies import VERBS, all_verbs
@@ -48,14 +48,26 @@ def check_files(config: RunConfig, site: SiteConfig) -> None:
 class Gate:
     """Checks every answer between node and coordinator; keeps the byte count in the site's state folder."""
 
-    def __init__(self, site: SiteConfig, run: str, folder: Path, answer: Callable[[Ask], Reply]) -> None:
+    def __init__(
+        self,
+        site: SiteConfig,
+        run: str,
+        folder: Path,
+        answer: Callable[[Ask], Reply],
+        announced: Collection[str] | None = None,
+        rounds: int | None = None,
+    ) -> None:
         self.site, self.run, self.folder = site, run, folder
+        self.announced, self.rounds = announced, rounds  # what a run that had to be approved may ask, and how long
         self._answer = answer
 
     def answer(self, ask: Ask) -> Reply:
         """Return the node's answer if the limits allow it, checked before and after it is computed."""
         try:
             verb = self._allowed(ask.verb)
+            number = ask.settings.get("round", 0)
+            if self.rounds is not None and (type(number) is not int or number > self.rounds):
+                raise Refused(f"the run was announced with {self.rounds} rounds")
             limits = self.site.limits
             counted = limits.mb_per_run is not None or limits.mb_per_day is not None
             if counted:
@@ -71,6 +83,8 @@ class Gate:
     def _allowed(self, name: str) -> Verb:
         """Return the verb, or refuse if the limits forbid its answers."""
         limits = self.site.limits
+        if self.announced is not None and name not in self.announced:
+            raise Refused(f"the run was announced without it; its method asks {', '.join(self.announced)}")
         if limits.verbs is not None and name not in limits.verbs:
             raise Refused(f"limits.verbs has only {', '.join(limits.verbs) or 'nothing'}")
         verb = VERBS.get(name) or all_verbs().get(name)
@@ -108,8 +122,7 @@ class Gate:
         path = self.folder / "sent.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / "sent.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with taking_turns(self.folder / "sent.lock"):
                 tally = json.loads(path.read_text()) if path.exists() else {}
                 yield tally
                 write_atomically(path, json.dumps(tally))

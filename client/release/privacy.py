@@ -1,89 +1,118 @@
-"""A site's privacy guard: noise on every prediction that leaves, and a budget that no run can exceed."""
+"""A site's privacy guard: what its verb does not declare safe stays here; what leaves has noise and is paid for."""
 
 from __future__ import annotations
 
-import json
 import warnings
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedstill.client.release.secret_noise import draws, secret_of
-from fedstill.common.checkpoint import write_atomically
+from fedstill.client.release.budget import Budget
+from fedstill.client.release.noise import standard_normal
 from fedstill.common.config import PrivacyConfig
-from fedstill.common.maths.privacy import epsilon_of, hide, multiplier_for
-from fedstill.common.states import State
-from fedstill.common.wire import Ask, Facts, WireError
-
-COVERED = {"items", "logits"}
-PLAIN = {"texts"}  # a site already sends this when it joins
+from fedstill.common.maths.privacy import Use, hide, multiplier_for
+from fedstill.common.wire import Facts, WireError
+from fedstill.common.wire.typed import Message
+from fedstill.strategies.verbs import Verb
 
 
-class BudgetSpent(RuntimeError):
-    """The site's privacy budget is spent."""
+@dataclass(frozen=True)
+class Plan:
+    """How a call trains: how many steps, and the chance of each text to be in one."""
+
+    steps: int
+    rate: float
+
+    @classmethod
+    def of(cls, texts: int, batch: int, epochs: int, steps: int | None = None) -> Plan:
+        """As many steps as plain training would take, on batches that are as large on average."""
+        each = -(-texts // batch) if texts else 0
+        return cls(epochs * each if steps is None else steps, min(1.0, batch / texts) if texts else 1.0)
 
 
 class Guard:
-    """Stands between a site's model and its Replies; keeps what all runs have spent in the site's state folder."""
+    """Stands between a site's model and its Replies; the budget of all runs is in the site's state folder."""
 
-    def __init__(self, settings: PrivacyConfig, folder: Path, run: str) -> None:
-        self.settings, self.folder, self.run = settings, folder, run
-        self.multiplier = settings.noise_multiplier or _found(settings)
-        self.path = folder / "privacy.json"
+    def __init__(self, settings: PrivacyConfig, folder: Path) -> None:
+        self.settings, self.trains = settings, settings.train == "dp-sgd"
+        self.multiplier = settings.noise_multiplier or (0.0 if self.trains else _found(settings))
+        self.budget = Budget(folder, settings.epsilon, settings.delta)
+        self._charged: Facts | None = None  # by the answer in work
 
-    def spent(self) -> dict[float, int]:
-        """Return how many predictions left under each noise multiplier, over all runs."""
-        if not self.path.exists():
-            return {}
-        return {float(name): int(count) for name, count in json.loads(self.path.read_text())["uses"].items()}
+    def settle(self, texts: int, batch: int) -> None:
+        """Find the noise of training that makes the budget last, for so many texts and this batch size."""
+        if not self.multiplier and self.settings.epochs is not None:
+            lasting = Plan.of(max(1, texts), batch, self.settings.epochs)
+            self.multiplier = _quietly(lasting.steps, self.settings, lasting.rate)
 
-    def cover(self, ask: Ask, arrays: State, metrics: Facts) -> tuple[State, Facts]:
-        """Add noise to the arrays and the spent budget to the metrics; the budget is charged before anything leaves."""
-        if not ask.verb.startswith("evaluate."):
-            metrics = {name: value for name, value in metrics.items() if name not in ("loss", "losses")}
-            telling = sorted(set(metrics) - PLAIN)
-            if telling:
-                raise WireError(f"this site's [privacy] does not let {telling[0]!r} of its private texts out")
-        others = sorted(set(arrays) - COVERED)
-        if others:
+    def admit(self, verb: Verb) -> None:
+        """Refuse a verb whose answer is not declared safe, before any work."""
+        self._charged = None
+        shield = verb.shield
+        safe = shield is not None and (self.trains or not shield.after_training)
+        if shield is None or not safe or any(name not in self._kept(verb) for name in shield.needed):
             raise WireError(
-                f"this site's [privacy] lets predictions out and nothing else; {ask.verb} would send {others[0]!r}: "
-                "choose a method that exchanges predictions, or take [privacy] out of the site's file"
+                f"this site has [privacy], and {verb.name} is not declared safe under it: choose a method that "
+                "exchanges predictions, or take [privacy] out of the site's file"
             )
-        if "logits" not in arrays:
-            return arrays, metrics
-        logits, uses = np.asarray(arrays["logits"], np.float32), self.spent()
-        uses[self.multiplier] = uses.get(self.multiplier, 0) + len(logits)
-        spends, budget = self._epsilon(uses), self.settings.epsilon
-        if spends > budget:
-            raise BudgetSpent(
-                f"this site's privacy budget is spent: {len(logits)} more predictions would make epsilon "
-                f"{spends:.3f} of {budget:g} at delta = {self.settings.delta:g}"
-            )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, json.dumps({"uses": {repr(name): count for name, count in uses.items()}}))
-        place = (self.run, ask.verb, ask.settings.get("round"), ask.settings.get("step"))
-        rng = draws(secret_of(self.folder), logits, *place)
-        hidden = hide(logits, self.settings.clip, self.multiplier, rng)
-        return {**arrays, "logits": hidden}, {**metrics, "privacy": self._facts(uses, spends)}
 
-    def _epsilon(self, uses: dict[float, int]) -> float:
-        return _quietly(uses, self.settings.delta)
+    def cover(self, verb: Verb, answer: Message) -> tuple[Message, Facts | None]:
+        """Return what may leave of an answer, with noise, and the budget after it, charged before anything leaves."""
+        assert verb.shield is not None
+        changes: dict[str, Any] = {
+            field.name: _default(field) for field in fields(answer) if field.name not in self._kept(verb)
+        }
+        for name in () if self.trains else verb.shield.noised:
+            logits = getattr(answer, name)
+            if logits is not None:
+                changes[name] = self._hidden(logits)
+        if any(getattr(answer, name) is not None for name in verb.shield.charged) and self._charged is None:
+            raise WireError(f"{verb.name} hides its answer itself and has not paid for it")
+        return replace(answer, **changes), self._charged
 
-    def _facts(self, uses: dict[float, int], spent: float) -> Facts:
+    def charge(self, count: int, what: str) -> float:
+        """Charge uses of the Gaussian mechanism; return the noise multiplier that each must have."""
+        spent, uses = self.budget.charge(Use(self.multiplier), count, what)
+        self._charged = self._facts(uses, spent)
+        return self.multiplier
+
+    def charge_training(self, texts: int, batch: int, epochs: int, steps: int | None) -> tuple[Plan, float]:
+        """Charge a call of DP-SGD before it begins; return its plan and the noise multiplier."""
+        plan = Plan.of(texts, batch, epochs, steps)
+        if plan.steps:
+            use = Use(self.multiplier, plan.rate)
+            spent, uses = self.budget.charge(use, plan.steps, f"{plan.steps} more steps of training")
+            self._charged = self._facts(uses, spent)
+        return plan, self.multiplier
+
+    def _kept(self, verb: Verb) -> tuple[str, ...]:
+        shield = verb.shield
+        if shield is None:
+            return ()
+        return (*shield.plain, *shield.noised, *shield.charged, *(shield.learned if self.trains else ()))
+
+    def _hidden(self, logits: np.ndarray) -> np.ndarray:
+        multiplier = self.charge(len(logits), f"{len(logits)} more predictions")
+        return hide(logits, self.settings.clip, multiplier, standard_normal)
+
+    def _facts(self, uses: dict[Use, int], spent: float) -> Facts:
         settings = {"noise_multiplier": self.multiplier, "clip": self.settings.clip, "delta": self.settings.delta}
         rest = {"epsilon": round(spent, 6), "left": round(self.settings.epsilon - spent, 6)}
-        return {**rest, **settings, "predictions": sum(uses.values())}
+        return {**rest, **settings, "steps" if self.trains else "predictions": sum(uses.values())}
 
 
-def _quietly(uses: dict[float, int], delta: float) -> float:
-    with warnings.catch_warnings():  # that the best order is the first or last: the bound holds all the same
-        warnings.simplefilter("ignore")
-        return epsilon_of(uses, delta)
+def _default(field: Any) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _found(settings: PrivacyConfig) -> float:
     assert settings.predictions is not None
-    with warnings.catch_warnings():
+    return _quietly(settings.predictions, settings)
+
+
+def _quietly(count: int, settings: PrivacyConfig, rate: float = 1.0) -> float:
+    with warnings.catch_warnings():  # that the best order is the first or last: the bound holds all the same
         warnings.simplefilter("ignore")
-        return multiplier_for(settings.predictions, settings.epsilon, settings.delta)
+        return multiplier_for(count, settings.epsilon, settings.delta, rate)

@@ -13,6 +13,7 @@ from fedstill.common.config.run import (
 from fedstill.common.config.section import LONGEST_NAME, NAME, ConfigError, Section
 from fedstill.common.config.site import (
     COLUMNS,
+    ApprovalConfig,
     Kind,
     Leaving,
     LimitsConfig,
@@ -22,11 +23,13 @@ from fedstill.common.config.site import (
     SiteFile,
     SiteTask,
 )
+from fedstill.common.config.track import TrackConfig
 
 __all__ = [
     "COLUMNS",
     "LONGEST_NAME",
     "NAME",
+    "ApprovalConfig",
     "ConfigError",
     "DataConfig",
     "ExchangeConfig",
@@ -47,5 +50,6 @@ __all__ = [
     "SiteFile",
     "SiteTask",
     "TaskConfig",
+    "TrackConfig",
     "TrainConfig",
 ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedstill.common.config.section import Section
 
@@ -29,7 +29,13 @@ class ModelConfig(Section):
     name: str
     max_length: int = Field(64, ge=4)
     keep: Literal["start", "end"] = "start"
-    lora: LoraConfig | None = None
+    lora: LoraConfig | Literal[False] | None = None
+    freeze: Literal["encoder"] | int | None = None
+    head: Literal["linear", "mlp"] | None = None
+    pooling: Literal["mean", "first", "last"] | None = None
+    cache_mb: int = 4096
+    answer: Literal["words", "head"] | None = None
+    quantize: Literal["4bit"] | None = None
     keep_head: bool = False
     precision: Precision = "auto"
     device: str = "auto"
@@ -57,12 +63,39 @@ class LearnerConfig(Section):
     distill_rate: float | None = Field(None, gt=0)  # of distillation; by default the learning rate, or the model's own
     batch_size: int | None = Field(None, ge=1)  # by default train.batch_size
     max_length: int | None = Field(None, ge=4)  # by default train.max_length
-    lora: LoraConfig | None = None  # train adapters instead of the whole model
+    # train adapters instead of the whole model; by default decoder-only models from 100 M parameters do; false: never
+    lora: LoraConfig | Literal[False] | None = None
+    # layers that are not trained and run once a text: "encoder" for all, or how many from below
+    freeze: Literal["encoder"] | Annotated[int, Field(ge=1)] | None = None
+    head: Literal["linear", "mlp"] | None = None  # of a frozen encoder; linear by default, mlp has one hidden layer
+    # what the head of a frozen encoder reads: the tokens' mean, or one token; by default mean, last for decoder-only
+    pooling: Literal["mean", "first", "last"] | None = None
+    # how much of the disk cached features may take, of all models on this machine; 0: compute them on every pass
+    cache_mb: int = Field(4096, ge=0)
+    # of decoder-only models: score the label words after the prompt (by default), or a head on the last token
+    answer: Literal["words", "head"] | None = None
+    quantize: Literal["4bit"] | None = None  # load the weights in 4 bits (bitsandbytes, CUDA only) and train adapters
     keep_head: bool = False  # use the classifier of a checkpoint that has one, instead of a new one
     device: str = "auto"  # `cpu`, `cuda:0` ...; auto: a GPU if there is one
     # of the forward pass; auto: bfloat16 where the GPU has it
     precision: Precision = "auto"
     threads: int | None = Field(None, ge=1)  # CPU threads of torch; by default torch's own choice
+
+    @model_validator(mode="after")
+    def _parts_go_together(self) -> Self:
+        if self.freeze == "encoder":
+            if self.lora:
+                raise ValueError(
+                    'freeze = "encoder" leaves no layer for LoRA: freeze a number of layers, or take lora out'
+                )
+            if self.answer is not None:
+                raise ValueError('freeze = "encoder" answers by its head: take answer out')
+        elif self.head is not None or self.pooling is not None:
+            key = "head" if self.head is not None else "pooling"
+            raise ValueError(f'{key} belongs to freeze = "encoder": set that, or take {key} out')
+        if self.quantize is not None and self.freeze is None and not self.lora:
+            raise ValueError('quantize = "4bit" keeps the weights as they are: add lora, so that something is trained')
+        return self
 
     def model_settings(self, train: TrainConfig) -> ModelConfig:
         """Return the part of this section that defines the model."""
@@ -71,6 +104,12 @@ class LearnerConfig(Section):
             max_length=self.max_length or train.max_length,
             keep=train.keep,
             lora=self.lora,
+            freeze=self.freeze,
+            head=self.head,
+            pooling=self.pooling,
+            cache_mb=self.cache_mb,
+            answer=self.answer,
+            quantize=self.quantize,
             keep_head=self.keep_head,
             precision=self.precision,
             device=self.device,

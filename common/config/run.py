@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fedstill.common.config.model import LearnerConfig, TrainConfig
 from fedstill.common.config.section import NAME, Section
 from fedstill.common.config.site import SiteConfig
+from fedstill.common.config.track import TrackConfig
 
 
 class TaskConfig(Section):
@@ -29,6 +30,8 @@ class TaskConfig(Section):
     domain: str | None = None  # the column of the domain, if there is one
     labels: list[str] | None = None  # every label in order; by default those in the texts
     label_words: list[str] | None = None  # what a text-to-text model writes for each label; by default the labels
+    # what a decoder-only model reads before the label word, with {text} and {second}; by default "{text}\nAnswer:"
+    prompt: str | None = None
     coordinates: list[list[float]] | None = None  # a point for each label, where some labels are nearer than others
     metric: str | None = None  # by default the task's own, or accuracy
     hub: str | None = None  # for hub: name of the data set
@@ -64,7 +67,13 @@ class DataConfig(Section):
     public: int | float = Field(600, ge=0)  # held by everybody, without labels
     labelled: int | float = Field(100, ge=0)  # held by the server, with labels
     test: int | float = Field(400, ge=0)  # everybody is tested on these
-    test_alpha: float | None = Field(None, gt=0)  # Dirichlet parameter for another mix of labels in the test texts
+    # Dirichlet parameter for another mix of labels in the test texts; drawn once, whatever the run's seed
+    test_alpha: float | None = Field(None, gt=0)
+    # of the test texts; by default the run's seed, or 0 with test_alpha. A number tests all seeds of a table alike
+    test_seed: int | None = Field(None, ge=0)
+    # put the server's labelled texts among the public ones, where sites predict them without knowing which they are
+    blind: bool = False
+    pool: int | None = Field(None, ge=1)  # use only so many training texts, the same ones whatever the seed
     # how private texts are dealt to the sites: docs/TASKS.md
     partition: Literal[
         "iid",
@@ -92,16 +101,27 @@ class ExchangeConfig(Section):
     advertise: str | None = None  # the address that sites connect to, if different
     certificate: Path | None = None  # of the stream, PEM; by default the coordinator's (`fedstill superlink`)
     key: Path | None = None  # its private key, PEM
+    authority: Path | None = None  # ca.crt: only sites with a certificate of it may open a stream
     sites: int | None = Field(None, ge=1)  # how many must join; by default as many as [[sites]] has
+    most_texts: int = Field(1_000_000, ge=1)  # private texts that a site may claim: they decide how much it counts
     quorum: float = Field(1.0, gt=0)  # how many sites must answer: a share up to 1, or a number above
     join_deadline: float = Field(180.0, gt=0)  # until all sites have joined
     train_deadline: float = Field(3600.0, gt=0)  # for any other Ask, such as local training
     step_deadline: float = Field(300.0, gt=0)  # for a quick Ask: one batch, a checkpoint
     reconnect: float = Field(60.0, ge=0)  # how long a broken stream may take to reconnect
+    write_deadline: float = Field(60.0, gt=0)  # for a site to take one megabyte
     keep_alive: float = Field(20.0, gt=0)  # between two pings on an idle stream
     predictions: Literal["float32", "float16", "int8"] = "float32"  # encoding of predictions on the wire
+    secure: bool = False  # secure sums: the server learns the sites' weighted sum, and no site's own answer
     max_frame_mb: int = Field(2048, ge=1)  # the largest message accepted
+    metrics: str | None = None  # loopback address of the coordinator's numbers for Prometheus, such as 127.0.0.1:9464
     session_hours: float = Field(72.0, gt=0)  # how long a join message, and so a session, may last
+
+    @model_validator(mode="after")
+    def _sums_need_a_stream(self) -> ExchangeConfig:
+        if self.secure and (self.link != "stream" or self.predictions != "float32"):
+            raise ValueError('secure = true needs link = "stream" and predictions = "float32": take the others out')
+        return self
 
 
 class SimulationConfig(Section):
@@ -154,6 +174,7 @@ class RunConfig(Section):
     exchange: ExchangeConfig = ExchangeConfig()  # [exchange]: transport and deadlines
     simulation: SimulationConfig = SimulationConfig()  # [simulation]: resources of Flower's simulation
     report: ReportConfig = ReportConfig()  # [report]: yardsticks and tests
+    track: TrackConfig = TrackConfig()  # [track]: scores to TensorBoard, MLflow or W&B
 
     @model_validator(mode="after")
     def _sites_have_names_of_their_own(self) -> RunConfig:

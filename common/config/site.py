@@ -104,23 +104,40 @@ class LimitsConfig(Section):
     verbs: list[str] | None = None  # if given, no other Ask is answered
     mb_per_run: float | None = Field(None, gt=0)  # megabytes that may leave in one run
     mb_per_day: float | None = Field(None, gt=0)  # a day of UTC, all runs together
+    sums_only: bool = False  # predictions and weights leave only in secure sums (exchange.secure in the run)
+    fewest: int = Field(3, ge=3)  # sites of a secure sum
     run_files: bool = False  # whether a run may name files on this site's disk as its texts
 
 
 class PrivacyConfig(Section):
-    """Noise on the predictions that leave a site, and how much they may tell in all its runs (docs/PRIVACY.md)."""
+    """Noise on what leaves a site, or on its training, and how much all its runs may tell (docs/PRIVACY.md)."""
 
-    epsilon: float = Field(gt=0)  # the budget: once it is spent the site refuses to predict
+    epsilon: float = Field(gt=0)  # the budget: once it is spent the site refuses to predict, or to train
     delta: float = Field(1e-5, gt=0, lt=1)  # of (epsilon, delta)-differential privacy
-    clip: float = Field(1.0, gt=0)  # the norm to which each text's centred logits are clipped
-    noise_multiplier: float | None = Field(None, gt=0)  # the noise in units of 2 clip ...
+    train: Literal["dp-sgd"] | None = None  # noise in training instead of noise on every prediction
+    clip: float = Field(1.0, gt=0)  # the norm to which each text's centred logits, or its gradient, is clipped
+    noise_multiplier: float | None = Field(None, gt=0)  # the noise in units of 2 clip, or of clip in training ...
     predictions: int | None = Field(None, ge=1)  # ... or for how many predictions the budget is to last
+    epochs: int | None = Field(None, ge=1)  # ... or, in training, for how many epochs
 
     @model_validator(mode="after")
     def _noise_is_named(self) -> PrivacyConfig:
-        if (self.noise_multiplier is None) == (self.predictions is None):
-            raise ValueError("write either noise_multiplier, or predictions: how many the budget is to last for")
+        lasting, other = ("epochs", "predictions") if self.train else ("predictions", "epochs")
+        if getattr(self, other) is not None:
+            raise ValueError(f"{other} is for the other way to hide: write noise_multiplier or {lasting}")
+        if (self.noise_multiplier is None) == (getattr(self, lasting) is None):
+            raise ValueError(f"write either noise_multiplier, or {lasting}: how many the budget is to last for")
         return self
+
+
+class ApprovalConfig(Section):
+    """Runs need this site's yes: by these rules, or by `flower-client approve RUN`."""
+
+    methods: list[str] = Field([])  # approved without asking, if the other rules hold; none: every run is asked for
+    most_rounds: int | None = Field(None, ge=1)  # of a run that is approved by rules
+    most_mb: float | None = Field(None, gt=0)  # limits.mb_per_run must be set, and not above
+    least_epsilon: float | None = Field(None, gt=0)  # that must be left of the privacy budget
+    wait: float = Field(600.0, ge=0)  # seconds for which a run waits for its owner's answer
 
 
 class SiteConfig(LearnerConfig):
@@ -134,6 +151,7 @@ class SiteConfig(LearnerConfig):
     root_certificates: Path | None = None  # ca.crt of the coordinator
     stream: str | None = None  # address of the stream, if the advertised one cannot be reached
     limits: LimitsConfig = LimitsConfig()  # what may leave
+    approval: ApprovalConfig | None = None  # whether runs need this site's yes
 
 
 class SiteFile(SiteConfig):
@@ -142,9 +160,11 @@ class SiteFile(SiteConfig):
     # HOST:PORT of the coordinator's SuperLink
     superlink: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):\d{1,5}$")
     private_key: Path | None = None  # the site's key (`fedstill keys new`)
+    certificate: Path | None = None  # of that key, for the stream (`fedstill certs site`), if the coordinator wants one
     insecure: bool = False  # no TLS and no key: for a trial on one machine
     port: int | None = Field(None, ge=1, le=65535)  # of the SuperNode's own processes, on loopback; any free one
     health: str | None = None  # address of the SuperNode's health service
+    metrics: str | None = None  # loopback address of the site's numbers for Prometheus, such as 127.0.0.1:9465
     labels: list[str] | None = None  # of the runs that this site takes part in; the check counts texts of each
     public_hash: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")  # SHA-256 of data.public, as agreed
 
@@ -153,6 +173,8 @@ class SiteFile(SiteConfig):
         given = [name for name in ("root_certificates", "private_key") if getattr(self, name) is not None]
         if self.insecure and given:
             raise ValueError(f"insecure = true and {given[0]} exclude each other: take one of them out")
+        if self.certificate is not None and self.private_key is None:
+            raise ValueError("certificate belongs to private_key, and there is none: name both")
         if self.public_hash is not None and (self.data is None or self.data.public is None):
             raise ValueError("public_hash is the hash of data.public, and there is none: name the file in [data]")
         return self

@@ -83,6 +83,7 @@ def _own_texts(config: RunConfig, site: SiteConfig) -> SiteTexts:
         label=site.data.label,
         labels=labels,
         label_words=config.task.label_words,
+        prompt=config.task.prompt,
         metric=config.task.metric or (known.metric if known is not None else None),
         coordinates=config.task.coordinates,
     )

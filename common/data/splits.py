@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,12 +75,13 @@ class Pools:
 
 @dataclass(frozen=True)
 class Splits:
-    """The four disjoint parts of a federation's texts."""
+    """The four parts of a federation's texts: disjoint, unless the labelled ones stand blind among the public ones."""
 
     private: TextSet
     public: TextSet
     labelled: TextSet
     test: TextSet
+    blind: Rows = field(default_factory=lambda: np.empty(0, np.int64))  # where in `public` each labelled text stands
 
 
 def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
@@ -94,12 +95,19 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     if test is None and data.test_alpha is not None:
         raise DataError("data.test_alpha draws from a test set, and the task has none of its own; take it out")
     if data.public_domains or data.labelled_domains:
-        return _splits_by_domain(Pools(train, test, pools.public), data, seed)
+        return _blind(_splits_by_domain(Pools(train, test, pools.public), data, seed), data, seed)
     wanted = {"private": data.private, "public": data.public, "labelled": data.labelled, "test": data.test}
     # Private comes last, so that the test and public texts stay the same when only the private size changes.
     names = ["test", "public", "labelled", "private"]
+    parts: dict[str, TextSet] = {}
     if test is not None:
         names.remove("test")
+    elif data.test_seed is not None:  # cut first, so that it depends on no other seed
+        names.remove("test")
+        size = min(_count("test", data.test, len(train)), len(train))
+        order = _stratified_order(train, np.random.default_rng([data.test_seed, 0]))
+        parts["test"], train = train.select(order[:size]), train.select(np.sort(order[size:]))
+    train = _pooled(train, data.pool)
     if pools.public is not None:
         names.remove("public")
     sizes = {name: _count(name, wanted[name], len(train)) for name in names}
@@ -111,7 +119,7 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
         raise DataError(
             f"{asked} make {sum(sizes.values())} texts, but the training texts are {len(train)}; lower one of them"
         )
-    parts, order, start = {}, _stratified_order(train, np.random.default_rng([seed, 0])), 0
+    order, start = _stratified_order(train, np.random.default_rng([seed, 0])), 0
     for name in names:
         chosen = order[start : start + sizes[name]]
         parts[name] = train.select(_draws(seed, name).permutation(chosen))
@@ -119,7 +127,17 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     if test is not None:
         parts["test"] = _test_texts(test, data, seed)
     public = parts["public"] if pools.public is None else public_texts(pools.public, data, seed)
-    return Splits(parts["private"], public.without_labels(), parts["labelled"], parts["test"])
+    return _blind(Splits(parts["private"], public.without_labels(), parts["labelled"], parts["test"]), data, seed)
+
+
+def _blind(splits: Splits, data: DataConfig, seed: int) -> Splits:
+    """Shuffle the labelled texts among the public ones, if asked: what sites say of them is what they say unaided."""
+    if not data.blind:
+        return splits
+    public, labelled = splits.public, splits.labelled
+    order = np.random.default_rng([seed, 5]).permutation(len(public) + len(labelled))
+    both = TextSet((*public.texts, *labelled.texts)).select(order)
+    return replace(splits, public=both, blind=np.argsort(order)[len(public) :])
 
 
 def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
@@ -161,9 +179,18 @@ def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
     return Splits(private, public.without_labels(), labelled, test)
 
 
+def _pooled(train: TextSet, size: int | None) -> TextSet:
+    """Return so many of the texts, in the pool's mix of labels and domains, the same on every call."""
+    if size is None or size >= len(train):
+        return train
+    return train.select(np.sort(_stratified_order(train, np.random.default_rng(0))[:size]))
+
+
 def _test_texts(pool: TextSet, data: DataConfig, seed: int) -> TextSet:
     """Take at most the whole pool, in its mix of labels and domains, or with labels mixed by Dirichlet(test_alpha)."""
-    rng, size = _draws(seed, "test"), min(_count("test", data.test, len(pool)), len(pool))
+    size = min(_count("test", data.test, len(pool)), len(pool))
+    fixed = 0 if data.test_alpha is not None else seed
+    rng = _draws(fixed if data.test_seed is None else data.test_seed, "test")
     if data.test_alpha is None:
         return pool.select(_stratified_order(pool, rng)[:size])
     if pool.labels is None:

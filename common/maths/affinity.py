@@ -56,7 +56,7 @@ def step_towards(own: State, updates: Mapping[str, State], sizes: Mapping[str, i
 def positives_and_negatives(
     h: Mapping[str, NDArray[np.float32]], nearest: Mapping[str, Sequence[str]], neighbours: int
 ) -> dict[str, dict[str, NDArray[np.float16]]]:
-    """Return each site's mean h of its K nearest (C+) and every other h (C-); skip sites with an empty set."""
+    """Return each site's mean h of its nearest (C+) and every other h (C-); skip sites with an empty set."""
     contrasts = {}
     for site in h:
         others = [other for other in nearest.get(site, []) if other in h]

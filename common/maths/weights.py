@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 Matrix = NDArray[np.float32]
 Losses = Mapping[str, float]
@@ -49,16 +50,46 @@ def per_class(
     return weights
 
 
-def best_beta(candidates: Mapping[float, Matrix], reference: NDArray[np.floating]) -> float:
-    """Return the beta whose ensemble logits have the least CE(reference, softmax(zhat)); the smaller of two equals."""
-    costs = {beta: -(reference * log_probabilities(zhat)).sum(axis=-1).mean() for beta, zhat in candidates.items()}
+def best_beta(candidates: Mapping[float, Matrix], labels: NDArray[np.int64]) -> float:
+    """Return the beta whose ensemble logits of labelled texts have the least CE; the smaller of two equals."""
+    rows = np.arange(len(labels))
+    costs = {beta: -log_probabilities(zhat)[rows, labels].mean() for beta, zhat in candidates.items()}
     return min(sorted(costs), key=lambda beta: costs[beta])
+
+
+def fitted_weights(
+    logits: Mapping[str, Matrix], labels: NDArray[np.int64], towards: Mapping[str, float], ridge: float
+) -> dict[str, float]:
+    """The w >= 0 that minimise sum_i CE(y_i, softmax(sum_k w_k z_ki)) + ridge K sum_k (w_k - towards_k)^2.
+
+    They need not sum to one: their sum is the temperature at which the sum of logits is right about how sure it is.
+    """
+    z = np.stack([logits[name] for name in towards]).astype(np.float64)  # sites x texts x classes
+    start, rows = np.array(list(towards.values())), np.arange(len(labels))
+
+    def cost(w: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        log_probs = log_probabilities(np.tensordot(w, z, axes=1))
+        error = np.exp(log_probs)
+        error[rows, labels] -= 1.0
+        pull = ridge * len(w) * (w - start)
+        gradient = np.tensordot(z, error, axes=2) + 2 * pull
+        return float(-log_probs[rows, labels].sum() + (pull * (w - start)).sum()), gradient
+
+    found = minimize(cost, start, jac=True, method="L-BFGS-B", bounds=[(0.0, None)] * len(start))
+    weights = dict(zip(towards, found.x.tolist(), strict=True))
+    return weights if found.x.sum() > 0 else dict(towards)
+
+
+def log_shares(counts: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Logarithms of the classes' shares, each class counted once more than it is there."""
+    shares = (counts + 1.0) / (counts.sum() + len(counts))
+    return np.asarray(np.log(shares), np.float32)
 
 
 # --- what a site reports ---
 
 
-def log_probabilities(logits: Matrix) -> NDArray[np.float64]:
+def log_probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     """log softmax of each row."""
     z = logits.astype(np.float64)
     z -= z.max(axis=-1, keepdims=True)

@@ -204,8 +204,9 @@ def _mask_token(tokenizer: Any) -> int:
 
 def load_mixed(config: ModelConfig, outputs: int, seed: int) -> MixedModel:
     """Build BERT2BERT from the configured encoder, or load a text-to-text model; new parts are drawn from the seed."""
-    if config.lora is not None:
-        raise ModelError(f"model {config.name}: a run with task mixed trains whole models; take lora out")
+    for key in ("lora", "freeze", "answer", "quantize"):
+        if getattr(config, key):
+            raise ModelError(f"model {config.name}: a run with task mixed trains whole models; take {key} out")
     if config.precision == "float64":
         raise ModelError(f"model {config.name}: a run with task mixed has no precision float64; take it out")
     device = pick_device(config.device)

@@ -6,12 +6,11 @@ A run's train.learning_rate or a learner's own learning_rate replaces both; tabl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fedstill.common.models.text_model import TextModel
+from fedstill.common.models.frozen import FrozenEncoder
+from fedstill.common.models.text_model import TextModel
 
-UNTRAINED = 1e-3  # layers drawn from a seed
+UNTRAINED = 1e-3  # layers drawn from a seed, and a head on a frozen encoder
 BY_SIZE = ((10_000_000, 3e-4), (60_000_000, 1e-4))  # pretrained models below so many parameters
 BASE = 2e-5  # larger ones, as in the papers
 ADAPTERS = 10.0  # factor for LoRA, at most UNTRAINED
@@ -30,7 +29,7 @@ def default_rates(model: TextModel, central: bool) -> Rates:
     """Return a model's rates; the central model learns only from others, so that both of its rates are the same."""
     count = sum(value.numel() for value in model.parameters())
     local = UNTRAINED
-    if model.pretrained:
+    if model.pretrained and not isinstance(model, FrozenEncoder):
         local = next((rate for most, rate in BY_SIZE if count < most), BASE)
     if model.adapted:
         local = min(ADAPTERS * local, UNTRAINED)

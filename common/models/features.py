@@ -21,10 +21,7 @@ def text_features(model: TextModel, texts: Sequence[Text]) -> NDArray[np.float32
     model.eval()
     with torch.inference_mode():
         for start in range(0, len(texts), BATCH):
-            batch = encoded.batch(order[start : start + BATCH])
-            last = model.with_states(batch)[1][-1]
-            mask = batch["attention_mask"].to(last).unsqueeze(-1)
-            means.append(((last * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
+            means.append(model.vectors(encoded.batch(order[start : start + BATCH])).cpu().numpy())
     rows = np.empty((len(texts), means[0].shape[1] if means else 0), np.float32)
     rows[order] = np.concatenate(means) if means else rows
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch import Tensor
 from fedstill.common.checkpoint import Nested
 from fedstill.common.config import LearnerConfig, TrainConfig
 from fedstill.common.models.defaults import default_rates
-from fedstill.common.models.text_model import TextModel
+from fedstill.common.models.text_model import ModelError, TextModel
 from fedstill.common.models.tokens import Encoded
 from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive, seeded
@@ -84,7 +85,7 @@ class Learner:
         total, done, means = max(1, epochs * len(starts)), 0, []
         if steps is not None:
             total, epochs = steps, -(-steps // len(starts)) if starts else 1
-        self.model.train()
+        self.model.train(practice.dropout)
         for _ in range(epochs):
             order = torch.randperm(len(rows)).numpy() if shuffle else np.arange(len(rows))
             summed, seen = torch.zeros((), device=self.model.device), 0
@@ -97,6 +98,11 @@ class Learner:
                 seen += len(places)
                 done += 1
             means.append(float(summed) / max(1, seen))
+            if not math.isfinite(means[-1]):
+                raise ModelError(
+                    f"training broke down: the loss is {means[-1]} after {done} steps at a rate of "
+                    f"{self.rates[purpose]:g}; lower learning_rate (or distill_rate), or set train.clip"
+                )
         return means
 
     def logits(self, texts: Encoded, rows: Rows, dropout: bool = False) -> Tensor:
@@ -123,9 +129,13 @@ class Learner:
         """Take one optimizer step down `loss`."""
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.clip_gradients()
+        optimizer.step()
+
+    def clip_gradients(self) -> None:
+        """Scale the gradients down to `train.clip`, if that is set."""
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
-        optimizer.step()
 
     def one_step(self, loss: Tensor, purpose: Purpose, practice: Practice) -> None:
         """Take one step outside `fit`, for methods that train batch by batch."""
@@ -145,6 +155,7 @@ class Learner:
             for loss in losses():
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
+            self.clip_gradients()
             optimizer.step()
             sums.append(total)
         return sums
@@ -164,10 +175,11 @@ class Learner:
         rate = self.rates[purpose]
         if practice.optimizer == "sgd":
             return torch.optim.SGD(self.parameters, lr=rate, weight_decay=self.weight_decay)
-        if practice.optimizer == "adafactor":  # with a rate of its own, neither relative nor scaled by the weights
+        if practice.optimizer.startswith("adafactor"):  # with a rate of its own, by default scaled by the weights
             from transformers.optimization import Adafactor
 
-            fixed = {"scale_parameter": False, "relative_step": False, "weight_decay": self.weight_decay}
+            scaled = practice.optimizer == "adafactor"
+            fixed = {"scale_parameter": scaled, "relative_step": False, "weight_decay": self.weight_decay}
             made: torch.optim.Optimizer = Adafactor(self.parameters, lr=rate, **fixed)  # type: ignore[no-untyped-call]
             return made
         return torch.optim.AdamW(self.parameters, lr=rate, weight_decay=self.weight_decay, fused=True)
@@ -244,7 +256,8 @@ def together(learners: Sequence[Learner], purpose: Purpose, practice: Practice, 
             learner.set_rate(optimizer, purpose, practice, done / max(1, total))
             optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in optimizers:
+        for learner, optimizer in zip(learners, optimizers, strict=True):
+            learner.clip_gradients()
             optimizer.step()
         done += 1
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
+from fedstill.common.config.model import LoraConfig
 from fedstill.common.data.tasks import Task, hub_reachable
 from fedstill.common.models.builtin import BUILTINS, builtin_folder, quiet
+from fedstill.common.models.causal import CausalModel
+from fedstill.common.models.frozen import HEAD, FrozenEncoder, LowerLayers, layer_list
 from fedstill.common.models.text_model import ModelError, TextModel, pick_device
 from fedstill.common.randomness import seeded
 
 if TYPE_CHECKING:
-    from fedstill.common.config import LoraConfig, ModelConfig
+    from fedstill.common.config import ModelConfig
 
+LORA_FROM = 100_000_000  # parameters of a decoder-only model from which it trains adapters, if nobody says otherwise
+ENCODER_OF_TWO = ("t5", "mt5", "umt5")  # text-to-text models, of which a frozen encoder is one half
+WITH_POOLER = ("bert", "roberta", "xlm-roberta", "camembert")  # a layer that a frozen encoder has no use for
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -24,44 +33,142 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
     """Load the configured model with a head for the task; new weights are drawn from the seed."""
     device = pick_device(config.device)
     source, changes, local = locate(config.name)
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     offline = {"local_files_only": local}
     names = {"id2label": dict(enumerate(task.labels)), "label2id": {n: i for i, n in enumerate(task.labels)}}
     with quiet(), seeded(seed):
         settings = try_loading(config.name, "configuration", AutoConfig.from_pretrained, source, **offline)
         _check_label_order(config.name, settings, task)
-        if config.precision == "float64" and settings.model_type == "xlnet":
-            raise ModelError(
-                f"model {config.name}: XLNet computes its positions in float32; take precision float64 out"
-            )
+        _check_settings(config, settings)
         for key, value in (changes | names).items():
             setattr(settings, key, value)
         tokenizer = try_loading(config.name, "tokenizer", AutoTokenizer.from_pretrained, source, **offline)
-        kind = AutoModelForSeq2SeqLM if settings.is_encoder_decoder else AutoModelForSequenceClassification
-        net, report = try_loading(
-            config.name,
-            "weights",
-            kind.from_pretrained,
-            source,
-            config=settings,
-            dtype=torch.float64 if config.precision == "float64" else torch.float32,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **offline,
-        )
-        _check_weights(config.name, net, report)
-        if not config.keep_head:
-            _draw_head(net, report)
-        check_tokenizer(config.name, tokenizer, net, config.max_length)
         tokenizer.truncation_side = "right" if config.keep == "start" else "left"
-        if config.lora is not None:
-            net = _with_lora(net, config.lora, config.name)
-    auto = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    bf16 = config.precision == "bfloat16" or (config.precision == "auto" and auto)
-    model = TextModel(net, tokenizer, task, config.max_length, device, bf16)
+        auto = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        bf16 = config.precision == "bfloat16" or (config.precision == "auto" and auto)
+        rest: Rest = (tokenizer, task, config.max_length, device, bf16)
+        model: TextModel
+        if config.freeze == "encoder" or (Path(source) / HEAD).is_file():
+            model = _frozen_encoder(config, source, settings, offline, rest)
+        else:
+            net = _load_net(config, source, settings, offline)
+            check_tokenizer(config.name, tokenizer, net, config.max_length)
+            lora = _lora_by_default(net) if config.lora is None else config.lora
+            lower = config.freeze if isinstance(config.freeze, int) else 0
+            if lora:
+                net = _with_lora(net, lora, config.name, lower)
+            model = (CausalModel if answers_by_words(config, settings) else TextModel)(net, *rest)
+            if lower:
+                model.lower = LowerLayers(model.net, lower, model.dtype, config.cache_mb)
     model.pretrained = comes_trained(config.name)
+    return model
+
+
+def _load_net(config: ModelConfig, source: str, settings: Any, offline: dict[str, bool]) -> Any:
+    """Load the model with a head, or with its way of writing words."""
+    import transformers
+
+    kind: Any = transformers.AutoModelForSequenceClassification
+    if settings.is_encoder_decoder:
+        kind = transformers.AutoModelForSeq2SeqLM
+    elif answers_by_words(config, settings):
+        kind = transformers.AutoModelForCausalLM
+    net, report = try_loading(
+        config.name,
+        "weights",
+        kind.from_pretrained,
+        source,
+        config=settings,
+        dtype=_dtype(config),
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **_quantized(config),
+        **offline,
+    )
+    _check_weights(config.name, net, report)
+    if not config.keep_head and kind is transformers.AutoModelForSequenceClassification:
+        _draw_head(net, report)
+    return net
+
+
+def _dtype(config: ModelConfig) -> torch.dtype:
+    return torch.float64 if config.precision == "float64" else torch.float32
+
+
+def decoder_only(settings: Any) -> bool:
+    """Return whether this is a language model without an encoder, such as GPT-2, Llama or Qwen."""
+    from transformers.models.auto import modeling_auto
+
+    kind = settings.model_type
+    return (
+        kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and kind not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and kind != "xlnet"
+    )
+
+
+def answers_by_words(config: ModelConfig, settings: Any) -> bool:
+    """Return whether a decoder-only model's label words are scored, as by default, instead of a head's outputs."""
+    return decoder_only(settings) and config.answer != "head"
+
+
+def _check_settings(config: ModelConfig, settings: Any) -> None:
+    if config.precision == "float64" and settings.model_type == "xlnet":
+        raise ModelError(f"model {config.name}: XLNet computes its positions in float32; take precision float64 out")
+    if config.answer is not None and not decoder_only(settings):
+        raise ModelError(
+            f"model {config.name}: answer = {config.answer!r} is a choice for decoder-only models, and this is a "
+            f"{settings.model_type}; take it out"
+        )
+
+
+def _quantized(config: ModelConfig) -> dict[str, Any]:
+    """The arguments that load a model in 4 bits."""
+    if config.quantize is None:
+        return {}
+    if pick_device(config.device).type != "cuda":
+        raise ModelError(f"model {config.name}: quantize = '4bit' needs a CUDA device; take quantize out")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ModelError(f"model {config.name}: quantize = '4bit' needs bitsandbytes: pip install 'fedstill[4bit]'")
+    from transformers import BitsAndBytesConfig
+
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    return {"quantization_config": four}
+
+
+Rest = tuple[Any, Task, int, torch.device, bool]  # tokenizer, task, longest text, device, bfloat16
+
+_encoders: WeakValueDictionary[tuple[str, ...], Any] = WeakValueDictionary()  # frozen, so that sites can share one
+
+
+def _frozen_encoder(
+    config: ModelConfig, source: str, settings: Any, offline: dict[str, bool], rest: Rest
+) -> FrozenEncoder:
+    """Load an encoder without its head, once a process, and put a new head on it, or the one saved beside it."""
+    import transformers
+
+    head, pooling = config.head or "linear", config.pooling or ("last" if decoder_only(settings) else "mean")
+    saved = Path(source) / HEAD
+    if saved.is_file():
+        known = json.loads(saved.read_text(encoding="utf-8"))
+        head, pooling = known["head"], known["pooling"]
+    key = (source, settings.to_json_string(), str(rest[3]), str(_dtype(config)))
+    net = _encoders.get(key)
+    if net is None:
+        halves = settings.model_type in ENCODER_OF_TWO
+        kind: Any = transformers.AutoModelForTextEncoding if halves else transformers.AutoModel
+        extra = {"add_pooling_layer": False} if settings.model_type in WITH_POOLER else {}
+        net = try_loading(
+            config.name, "weights", kind.from_pretrained, source, config=settings, dtype=_dtype(config),
+            use_safetensors=True, **extra, **offline,
+        )  # fmt: skip
+        _encoders[key] = net
+    check_tokenizer(config.name, rest[0], net, config.max_length)
+    model = FrozenEncoder(net, *rest, head=head, pooling=pooling, cache_mb=config.cache_mb)
+    if saved.is_file() and config.keep_head:
+        model.load_head(Path(source))
     return model
 
 
@@ -126,8 +233,10 @@ def _check_weights(name: str, net: Any, report: dict[str, Any]) -> None:
     body = net.base_model_prefix + "."
     wrong = [key for key in report["missing_keys"] if key.startswith(body) and "pooler" not in key]
     wrong += [key[0] for key in report["mismatched_keys"] if key[0].startswith(body)]
-    if net.config.is_encoder_decoder:
-        wrong = sorted([*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])])
+    if net.config.is_encoder_decoder or decoder_only(net.config):
+        head = () if net.get_output_embeddings() is not None else ("score",)  # the head of answer = "head" is new
+        absent = [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]
+        wrong = sorted(key for key in absent if not key.startswith(head))
     if wrong:
         raise ModelError(f"model {name}: {len(wrong)} weights are absent or of another size, such as {wrong[0]}")
 
@@ -168,12 +277,22 @@ def check_tokenizer(name: str, tokenizer: Any, net: Any, max_length: int) -> Non
         raise ModelError(f"model {name} takes texts of at most {positions} tokens; set max_length to that or lower")
 
 
-def _with_lora(net: Any, lora: LoraConfig, name: str) -> Any:
+def _lora_by_default(net: Any) -> LoraConfig | None:
+    """Large decoder-only models train adapters; `lora = false` trains all of them."""
+    large = sum(value.numel() for value in net.parameters()) >= LORA_FROM
+    return LoraConfig() if large and decoder_only(net.config) else None
+
+
+def _with_lora(net: Any, lora: LoraConfig, name: str, frozen: int) -> Any:
+    """Add adapters above the `frozen` lower layers."""
     import peft
 
     body = net.base_model_prefix
     head = [part for part, child in net.named_children() if part != body and any(True for _ in child.parameters())]
-    writes = net.config.is_encoder_decoder
+    causal = decoder_only(net.config) and net.get_output_embeddings() is not None
+    writes = net.config.is_encoder_decoder or causal
+    left_out = [] if writes else [part for part in _linear_names(net) if part.split(".")[0] in head]
+    left_out += _below(net, frozen)
     known = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     targets: Any = lora.targets or known.get(net.config.model_type) or "all-linear"
     settings = peft.LoraConfig(
@@ -181,15 +300,25 @@ def _with_lora(net: Any, lora: LoraConfig, name: str) -> Any:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets,
-        exclude_modules=None if writes else [part for part in _linear_names(net) if part.split(".")[0] in head],
+        exclude_modules=left_out or None,
         modules_to_save=None if writes else head,
-        task_type="SEQ_2_SEQ_LM" if writes else "SEQ_CLS",
+        task_type="CAUSAL_LM" if causal else "SEQ_2_SEQ_LM" if writes else "SEQ_CLS",
     )
     try:
         return peft.get_peft_model(net, settings)
     except ValueError as error:
         inside = sorted({part.rsplit(".", 1)[-1] for part in _linear_names(net)})
         raise ModelError(f"model {name}: lora.targets = {targets} fits no layer; linear layers: {inside}") from error
+
+
+def _below(net: Any, frozen: int) -> list[str]:
+    """The names of all modules in the frozen lower layers."""
+    if not frozen:
+        return []
+    owner, attribute = layer_list(net.get_encoder() if net.config.is_encoder_decoder else net.base_model)
+    layers = getattr(owner, attribute)
+    inside = {id(module) for layer in layers[:frozen] for module in layer.modules()}
+    return [name for name, module in net.named_modules() if id(module) in inside]
 
 
 def _linear_names(net: nn.Module) -> list[str]:

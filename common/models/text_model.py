@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,15 @@ from fedstill.common.data.tasks import Task
 from fedstill.common.models.builtin import quiet
 from fedstill.common.models.tokens import Encoded, encode
 from fedstill.common.states import State, differences, shapes_of
+
+if TYPE_CHECKING:
+    from fedstill.common.models.frozen import LowerLayers
+
+
+NO_EMBEDDINGS = (
+    "this method feeds pseudo texts to the embeddings, and frozen layers are cached for real texts only; "
+    "take freeze out"
+)
 
 
 class ModelError(ValueError):
@@ -49,6 +58,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 class TextModel(nn.Module):
     """A classifier of texts with its own tokenizer: `encode` once, then `forward` batch by batch."""
 
+    lower: LowerLayers | None = None  # frozen layers, whose output is cached
+
     def __init__(self, net: Any, tokenizer: Any, task: Task, max_length: int, device: torch.device, bf16: bool) -> None:
         super().__init__()
         self.net = net.to(device)
@@ -67,20 +78,44 @@ class TextModel(nn.Module):
 
     def encode(self, texts: Sequence[Text]) -> Encoded:
         """Tokenize the texts, for `Encoded.batch`."""
+        tokens = self.tokenize(texts)
+        return tokens if self.lower is None else self.lower.read(tokens, self.device)
+
+    def tokenize(self, texts: Sequence[Text]) -> Encoded:
+        """Return the tokens that the model reads of each text."""
         return encode(self.tokenizer, texts, self.max_length)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return logits (texts x classes), in float32 or in the model's own float64."""
         inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            logits = self._write(inputs) if self.writes else self.net(**inputs).logits
-        widened: Tensor = logits if logits.dtype == torch.float64 else logits.float()
-        return widened
+        with self._above_frozen(inputs), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            return at_least_float32(self.score(inputs))
+
+    def score(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return logits of tokens on this device."""
+        logits: Tensor = self._write(inputs) if self.writes else self.net(**inputs).logits
+        return logits
+
+    @contextmanager
+    def _above_frozen(self, inputs: dict[str, Tensor]) -> Iterator[None]:
+        """Where lower layers are frozen, run only those above them inside, from cached states or from fresh ones."""
+        if self.lower is None:
+            yield
+            return
+        states = inputs.pop("states", None)
+        with self.lower.replayed(self.lower.run(inputs) if states is None else states.to(self.dtype)):
+            yield
+
+    def vectors(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return one vector a text: the mean of its last hidden states."""
+        last = self.with_states(batch)[1][-1]
+        mask = batch["attention_mask"].to(last).unsqueeze(-1)
+        return (last * mask).sum(dim=1) / mask.sum(dim=1)
 
     def with_states(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return logits, and the encoder's hidden states (texts x tokens x width), embeddings to last layer."""
         inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with self._above_frozen(inputs), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             if self.writes:
                 encoded = self._base().get_encoder()(**inputs, output_hidden_states=True)
                 logits, states = self._write(inputs, encoded.last_hidden_state), encoded.hidden_states
@@ -93,6 +128,8 @@ class TextModel(nn.Module):
 
     def check_takes_embeddings(self) -> None:
         """Refuse a model that cannot take embeddings as inputs."""
+        if self.lower is not None:
+            raise ModelError(NO_EMBEDDINGS)
         base = self._base()
         entry = base.get_encoder().forward if self.writes else base.forward
         if "inputs_embeds" not in inspect.signature(entry).parameters:
@@ -146,6 +183,11 @@ class TextModel(nn.Module):
         answered = targets >= 0
         return at_least_float32(output.logits)[answered], targets[answered]
 
+    @property
+    def partial(self) -> bool:
+        """Whether only a part of the model is trained and travels."""
+        return self.adapted or self.lower is not None
+
     def _base(self) -> Any:
         return self.net.get_base_model() if self.adapted else self.net
 
@@ -174,7 +216,7 @@ class TextModel(nn.Module):
         return scores - scores.mean(dim=-1, keepdim=True)
 
     def trainable_state(self, copy: bool = True) -> dict[str, Tensor]:
-        """Return what travels: parameters and buffers, or with LoRA adapters and head alone; as copies or views."""
+        """Return what travels: parameters and buffers, or what is trained if only a part is; as copies or views."""
         state = {name: tensor.detach().cpu() for name, tensor in self._travelling().items()}
         return {name: tensor.clone() for name, tensor in state.items()} if copy else state
 
@@ -208,15 +250,15 @@ class TextModel(nn.Module):
         return {name: tensor for name, tensor in self._travelling().items() if tensor.requires_grad}
 
     def frozen_state(self) -> dict[str, Tensor]:
-        """Return what does not travel under adapters and must be the same on both sides. Empty without LoRA."""
-        if not self.adapted:
+        """Return what is not trained, does not travel and must be the same on both sides: empty for a whole model."""
+        if not self.partial:
             return {}
         frozen = {name: value.detach().cpu() for name, value in self.net.named_parameters() if not value.requires_grad}
         # peft never uses the original head, which the trained one replaces
         return {name: value for name, value in frozen.items() if ".original_module." not in name}
 
     def _travelling(self) -> dict[str, Tensor]:
-        if self.adapted:
+        if self.partial:
             return {name: value for name, value in self.net.named_parameters() if value.requires_grad}
         tensors: dict[str, Tensor] = {}
         seen: set[int] = set()

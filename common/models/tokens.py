@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -32,20 +33,31 @@ class Encoded:
         """Return the number of tokens of every text."""
         return np.diff(self.starts)
 
-    def followed_by(self, second: Encoded) -> Encoded:
+    def followed_by(self, second: Encoded) -> Self:
         """Concatenate two sets of the same tokenizer."""
         columns = {name: np.concatenate([values, second.columns[name]]) for name, values in self.columns.items()}
         return replace(self, columns=columns, starts=np.concatenate([self.starts, self.starts[-1] + second.starts[1:]]))
 
-    def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
-        """Return the rows as tensors, padded to the longest on the side that the model expects."""
-        rows = np.asarray(rows, dtype=np.int64)
+    def hashes(self) -> list[bytes]:
+        """Return a name for each text that says all the model reads of it."""
+        if not len(self):
+            return []
+        parts = [np.split(values, self.starts[1:-1]) for values in self.columns.values()]
+        texts = zip(*parts, strict=True)
+        return [hashlib.sha256(b"/".join(column.tobytes() for column in text)).digest() for text in texts]
+
+    def places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Return where the rows' tokens stand in a padded batch (rows x longest), and where in `columns`."""
         lengths = self.starts[rows + 1] - self.starts[rows]
         longest = int(lengths.max(initial=1))
         column = np.arange(longest)
         offset = (longest - lengths)[:, None] if self.left else np.zeros((len(rows), 1), np.int64)
         mask = (column >= offset) & (column < offset + lengths[:, None])
-        place = (self.starts[rows][:, None] + column - offset)[mask]
+        return mask, (self.starts[rows][:, None] + column - offset)[mask]
+
+    def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
+        """Return the rows as tensors, padded to the longest on the side that the model expects."""
+        mask, place = self.places(np.asarray(rows, dtype=np.int64))
         tensors = {"attention_mask": torch.from_numpy(mask.astype(np.int64))}
         for name, values in self.columns.items():
             padded = np.full(mask.shape, self.padding[name], np.int64)

@@ -7,7 +7,7 @@ stream, `flower_records` plain Flower messages, `spool` large bodies on disk.
 from fedstill.common.states import Arrays
 from fedstill.common.wire.checks import (
     all_of,
-    check_metrics,
+    check_every_reply,
     check_reply,
     class_counts,
     predictions,
@@ -27,7 +27,7 @@ __all__ = [
     "Reply",
     "WireError",
     "all_of",
-    "check_metrics",
+    "check_every_reply",
     "check_reply",
     "chunks",
     "class_counts",

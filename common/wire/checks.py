@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from fedstill.common.states import LazyState, State, blocks_of, differences, kinds_of, shapes_of
+from fedstill.common.wire.bounds import is_number
 from fedstill.common.wire.encoding import Facts
 from fedstill.common.wire.errors import WireError
 from fedstill.common.wire.messages import Ask, Reply, items
 
 LARGEST = 1e6  # no model has such a logit: it would dominate a mean
+LARGEST_WEIGHT = 1e9  # nor such a weight: its square would overflow
 
 
 def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
@@ -91,35 +91,32 @@ def check_reply(ask: Ask, reply: Reply) -> None:
     lazy = isinstance(reply.arrays, LazyState)
     for name in reply.arrays:
         blocks = blocks_of(reply.arrays, name) if lazy else (reply.arrays[name],)
-        if not all(np.isfinite(block).all() for block in blocks):
-            raise WireError(f"array {name!r} has NaN or infinite values")
+        for block in blocks:
+            if not np.isfinite(block).all():
+                raise WireError(f"array {name[:80]!r} has NaN or infinite values")
+            if block.size and block.dtype.kind == "f" and max(float(block.max()), -float(block.min())) > LARGEST_WEIGHT:
+                raise WireError(f"array {name[:80]!r} has numbers beyond {LARGEST_WEIGHT:,.0f}")
     if ask.check is not None:
         ask.check(reply)
 
 
-_SHOWN = {"epsilon", "delta", "left", "noise_multiplier", "clip", "predictions"}
+_SHOWN = {"epsilon", "delta", "left", "noise_multiplier", "clip", "predictions", "steps"}
 
 
-def check_metrics(reply: Reply, greeting: Facts) -> None:
-    """Refuse metrics that are not usable numbers, and a number of texts other than the site joined with."""
+def check_every_reply(reply: Reply, greeting: Facts) -> None:
+    """Refuse what any Reply may hold beside its verb's parts, if it cannot be used; and a changed number of texts."""
     metrics = reply.metrics
-    if not _finite(metrics):
-        raise WireError("its metrics have NaN or infinite values")
-    if "texts" in metrics and "texts" in greeting and metrics["texts"] != greeting["texts"]:
-        raise WireError(f"it joined with {greeting['texts']} texts and now says {str(metrics['texts'])[:40]}")
-    for name in {"seconds", "loss", "texts"} & set(metrics):
-        if isinstance(metrics[name], bool) or not isinstance(metrics[name], int | float):
-            raise WireError(f"its metric {name!r} is missing or no number")
+    if not isinstance(metrics, dict):
+        raise WireError("its metrics are not a table")
+    if not is_number(metrics.get("seconds", 0.0)) or metrics.get("seconds", 0.0) < 0:
+        raise WireError("its metric 'seconds' is no time")
     privacy = metrics.get("privacy", {})
-    if not isinstance(privacy, dict) or not all(n in _SHOWN and isinstance(v, int | float) for n, v in privacy.items()):
+    if not isinstance(privacy, dict) or not all(name in _SHOWN and is_number(v) for name, v in privacy.items()):
         raise WireError("what it says of its privacy is not a table of numbers")
-
-
-def _finite(value: Any) -> bool:
-    """Return whether all numbers in a JSON value are finite."""
-    if isinstance(value, dict | list):
-        return all(_finite(item) for item in (value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, float) or math.isfinite(value)
+    if "texts" in metrics and "texts" in greeting:
+        texts = metrics["texts"]
+        if type(texts) is not int or texts != greeting["texts"]:
+            raise WireError(f"it joined with {greeting['texts']} texts and now says another number")
 
 
 def _few(ids: np.ndarray) -> str:

@@ -20,6 +20,7 @@ from fedstill.common.wire.spool import Place
 Facts = dict[str, Any]  # JSON values: numbers, strings, lists and tables of them
 Packed = tuple[bytes, list[memoryview]]  # the head of a frame, and the arrays' bytes behind it
 
+HEAD_LIMIT = 1 << 20  # bytes of the JSON; parsed it takes some 27 times the room
 SIDES = 32  # of an array
 DTYPES = {"float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"}
 

@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedstill.common.states import Arrays, State
-from fedstill.common.wire.encoding import Facts, decode
+from fedstill.common.wire.encoding import HEAD_LIMIT, Facts, decode
 from fedstill.common.wire.errors import WireError
 
 
@@ -21,9 +21,14 @@ def to_records(arrays: State, facts: Facts) -> RecordDict:
 def from_records(content: RecordDict) -> tuple[Arrays, Facts]:
     """Return the arrays and facts of a RecordDict that `to_records` made."""
     try:
-        facts = json.loads(str(content.config_records["facts"]["json"]))
+        text = str(content.config_records["facts"]["json"])
+        if len(text) > HEAD_LIMIT:
+            raise WireError(f"the facts of a Flower message take {len(text):,} bytes, more than {HEAD_LIMIT:,}")
+        facts = json.loads(text)
+        if not isinstance(facts, dict):
+            raise WireError("the facts of a Flower message are not a table")
         arrays = {name: _from_array(name, value) for name, value in content.array_records["arrays"].items()}
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise WireError(f"a Flower message cannot be read: {error}") from None
     return arrays, facts
 

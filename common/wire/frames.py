@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fedstill.common.states import State
-from fedstill.common.wire.encoding import Facts, Packed, chunks, decode, describe, encode
+from fedstill.common.wire.encoding import HEAD_LIMIT, Facts, Packed, chunks, decode, describe, encode
 from fedstill.common.wire.errors import WireError
 from fedstill.common.wire.spool import Spool, SpooledState
 
 METHOD = "/fedstill.Exchange/Session"
+TOKEN = "fedstill-token"  # the call's metadata has it: who has none is turned away before a thread is taken
 CHUNK = 1 << 20
-HEAD_LIMIT = 8 << 20
 WINDOW = 8 << 20  # bytes in flight per stream; at a 100 ms round trip still 80 MB/s
 WINDOWS = 32 << 20  # of all streams of a server together
 DOOR_LIMIT = 1 << 20  # head and body of a frame from a caller not yet identified
@@ -91,12 +91,14 @@ def cut(frame: Frame) -> Iterator[bytes]:
 
 def join(
     messages: Iterable[bytes],
-    limit: int,
+    limit: int | Callable[[], int],
     count: Callable[[int], None],
     spool: Spool | None = None,
     head_limit: int = HEAD_LIMIT,
 ) -> Iterator[Frame]:
     """Yield the frames in a stream of messages; one that is malformed or longer than `limit` raises WireError.
+
+    The limit may change from frame to frame: it is what the Ask in work allows.
 
     With a spool, the body of a large frame is written to disk as it arrives, and its arrays are read one at a time.
     """
@@ -108,9 +110,12 @@ def join(
         magic, kind, number, head_length, body_length = _PREFIX.unpack_from(message)
         if magic != _MAGIC or not HELLO <= kind <= CLOSE:
             raise WireError("a message does not begin a frame of this protocol; do both sides run the same release?")
-        if head_length > head_limit or body_length > limit:
+        most = limit if isinstance(limit, int) else limit()
+        if head_length > head_limit:
+            raise WireError(f"a frame announces a head of {head_length:,} bytes, more than the {head_limit:,} allowed")
+        if body_length > most:
             raise WireError(
-                f"a frame announces {head_length + body_length:,} bytes, more than the {limit:,} allowed here; "
+                f"a frame announces {body_length:,} bytes, more than the {most:,} allowed here; "
                 "raise exchange.max_frame_mb if that is meant"
             )
         begin = _PREFIX.size + head_length

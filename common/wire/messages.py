@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +25,15 @@ class Ask:
     to: tuple[str, ...] | None = None
     check: Callable[[Reply], None] | None = None  # stays with the asker: the check of a Reply
     optional: bool = False  # too few answers do not end the run
+    sum: Any = None  # stays with the asker: a `Summed`, where the weighted sum of the answers suffices
+    room: int | None = None  # stays with the asker: most bytes of a Reply's arrays; None: what the link allows
 
     def part_for(self, node: str, place: Facts | None = None) -> Ask:
         """Return one node's Ask: the common part and its own, with arrays in the latter added to the arrays."""
         extra = {**self.each.get(node, {}), **(place or {})}
         arrays = {name: value for name, value in extra.items() if isinstance(value, np.ndarray)}
         settings = {name: value for name, value in extra.items() if not isinstance(value, np.ndarray)}
-        return Ask(self.verb, {**self.arrays, **arrays}, {**self.settings, **settings})
+        return Ask(self.verb, {**self.arrays, **arrays}, {**self.settings, **settings}, room=self.room)
 
 
 @dataclass(frozen=True)

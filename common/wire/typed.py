@@ -16,19 +16,12 @@ import numpy as np
 
 from fedstill.common.practice import Practice
 from fedstill.common.states import State
+from fedstill.common.wire.bounds import Meter
 from fedstill.common.wire.encoding import Facts
 from fedstill.common.wire.errors import WireError
 
 _MISSING = dataclasses.MISSING
-_JSON = {
-    int: (int,),
-    float: (int, float),
-    str: (str,),
-    bool: (bool,),
-    list: (list,),
-    dict: (dict,),
-    tuple: (list, tuple),
-}
+_JSON = {int, float, str, bool, list, dict, tuple}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +33,8 @@ class Field:
     kind: str  # array, state, facts, practice or fact
     default: Any
     required: bool
-    wanted: str  # its types, in words
-    fits: tuple[type, ...]  # the JSON types that it accepts; () for any
-    choices: tuple[Any, ...]  # the values that it accepts; () for any
+    wanted: str  # its types, in words; empty for any
+    hint: Any  # its type
     is_tuple: bool
 
 
@@ -111,6 +103,7 @@ def to_wire(kind: type[Message], values: Mapping[str, Any]) -> tuple[State, Fact
 def check_parts(kind: type[Message], arrays: State, facts: Mapping[str, Any]) -> Form:
     """Refuse parts that are missing, of the wrong type or unknown to this kind of message; no array is computed."""
     form: Form = kind.__dict__.get("_form") or form_of(kind)
+    meter = Meter()
     for field in form.fields:
         parts: Mapping[str, Any] = arrays if field.kind == "array" else facts
         if field.kind not in ("array", "fact"):
@@ -119,13 +112,14 @@ def check_parts(kind: type[Message], arrays: State, facts: Mapping[str, Any]) ->
             if field.required:
                 raise WireError(f"{kind.__name__}: {field.key!r} is missing")
         elif field.kind == "fact" and field.wanted:
-            value = facts[field.key]
-            right = value in field.choices if field.choices else isinstance(value, field.fits)
-            if not right or (type(value) is bool and bool not in field.fits):
-                shown = f"{type(value).__name__} {str(value)[:40]!r}"
-                raise WireError(f"{kind.__name__}: {field.key!r} is {shown} where {field.wanted} is wanted")
+            wrong = meter.wrong(facts[field.key], field.hint)
+            if wrong is not None:
+                raise WireError(f"{kind.__name__}: {field.key!r} is {wrong} where {field.wanted} is wanted")
     unknown = [] if form.any_array else [name for name in arrays if name not in form.arrays]
-    unknown += [] if form.any_fact else [key for key in facts if key not in form.facts]
+    others = [key for key in facts if key not in form.facts]
+    if form.any_fact and (wrong := meter.wrong({key: facts[key] for key in others}, dict[str, float])):
+        raise WireError(f"{kind.__name__}: it holds {wrong} where numbers by their names are wanted")
+    unknown += [] if form.any_fact else others
     if unknown:
         raise WireError(f"{kind.__name__}: {unknown[0][:80]!r} is no part of it")
     return form
@@ -174,9 +168,7 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
         value for part in parts if typing.get_origin(part) is typing.Literal for value in typing.get_args(part)
     )
     choices += (None,) if choices and types.NoneType in origins else ()
-    fits = tuple(
-        json for one in origins for json in (_JSON.get(one) or ((types.NoneType,) if one is types.NoneType else ()))
-    )
+    known = any(one in _JSON for one in origins)
     wanted = " or ".join(map(repr, choices)) if choices else " or ".join(_called(part) for part in parts)
     return Field(
         field.name,
@@ -184,9 +176,8 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
         kind,
         default,
         default is _MISSING,
-        wanted if fits or choices else "",
-        fits,
-        choices,
+        wanted if known or choices else "",
+        hint,
         tuple in origins,
     )
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedstill.common.checkpoint import sync_folder, write_atomically
+from fedstill.common.config import LONGEST_NAME, NAME
 
 DAYS = 365
 AUTHORITY_DAYS = 3650
@@ -61,6 +67,40 @@ def make_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Certifi
     """Make a key and certificate for the server, signed by the authority in `folder`; also renews an old pair."""
     if not hosts:
         raise CertificateError("no host: name every address under which sites reach the coordinator, with --host")
+    authority, key = _authority_in(folder)
+    days = min(days, (authority.not_valid_after_utc - datetime.now(UTC)).days)
+    return _write_server(folder, authority, key, hosts, days)
+
+
+def make_site(folder: Path, name: str, public: Path, days: int = DAYS) -> Path:
+    """Certify a site's public key (OpenSSH) under its name, signed by the authority in `folder`: sites/NAME.crt."""
+    if not re.fullmatch(NAME, name) or len(name) > LONGEST_NAME:
+        raise CertificateError(f"{name!r} is no name of a site: letters, digits, _ . and - only, 64 of them at most")
+    authority, signing = _authority_in(folder)
+    try:
+        key = serialization.load_ssh_public_key(public.read_bytes())
+    except OSError as error:
+        raise CertificateError(f"{public}: cannot be read ({error.strerror}); give the site's .pub file") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise CertificateError(f"{public}: is no OpenSSH public key; give the site's .pub file") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise CertificateError(f"{public}: Flower takes ECDSA keys only; make one: fedstill keys new")
+    days = min(days, (authority.not_valid_after_utc - datetime.now(UTC)).days)
+    certificate = (
+        _builder(_name(name), authority.subject, key, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
+        .sign(signing, hashes.SHA384())
+    )
+    (folder / "sites").mkdir(exist_ok=True)
+    write_atomically(folder / "sites" / f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    return folder / "sites" / f"{name}.crt"
+
+
+def _authority_in(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the authority's certificate and key, if they are valid together."""
     key_file = folder / "ca.key"
     check_secret(key_file)
     authority = read_certificate(folder / "ca.crt")
@@ -70,8 +110,12 @@ def make_server(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Certifi
         raise CertificateError(
             f"{key_file} is not the key of {folder / 'ca.crt'}; put the two that belong together here"
         )
-    days = min(days, (authority.not_valid_after_utc - datetime.now(UTC)).days)
-    return _write_server(folder, authority, key, hosts, days)
+    return authority, key
+
+
+def renew(folder: Path, days: int = DAYS) -> Certificates:
+    """Renew the server's key and certificate for the hosts that it has; both change at once, or neither does."""
+    return make_server(folder, hosts_of(read_certificate(Certificates.of(folder).certificate)), days)
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -197,10 +241,45 @@ def _write_server(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
         .sign(signing, hashes.SHA384())
     )
-    files = Certificates.of(folder)
-    write_secret(files.key, _pem(key), replace=True)
-    files.certificate.write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    return files
+    _switch(folder, "server", _pem(key), server.public_bytes(serialization.Encoding.PEM))
+    return Certificates.of(folder)
+
+
+def _switch(folder: Path, name: str, key: bytes, certificate: bytes) -> None:
+    """Replace a key and its certificate at once: both are links into a folder, and one rename changes the folder.
+
+    A reader or a power cut in between meets the old pair or the new one, never a key with another certificate.
+    """
+    pairs, current = folder / f"{name}.pairs", folder / f"{name}.pairs" / "current"
+    files = {f"{name}.key": key, f"{name}.crt": certificate}
+    if not current.is_symlink() and all((folder / file).is_file() for file in files):  # made before there were links
+        _link(current, _pair(pairs, {file: (folder / file).read_bytes() for file in files}))
+        for file in files:
+            _link(folder / file, f"{name}.pairs/current/{file}")
+    _link(current, _pair(pairs, files))
+    for file in files:
+        _link(folder / file, f"{name}.pairs/current/{file}")
+    for old in pairs.iterdir():
+        if not old.is_symlink() and old.name != current.readlink().name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _pair(pairs: Path, files: dict[str, bytes]) -> str:
+    """Write a pair into a folder of its own, synced; return the folder's name."""
+    pairs.mkdir(exist_ok=True, mode=0o700)
+    place = Path(tempfile.mkdtemp(dir=pairs))
+    for file, content in files.items():
+        write_atomically(place / file, content, 0o600 if file.endswith(".key") else 0o666)
+    return place.name
+
+
+def _link(link: Path, target: str) -> None:
+    """Make a symbolic link, or change one, by a rename that is on disk when this returns."""
+    draft = link.with_name(f".{link.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    draft.replace(link)
+    sync_folder(link.parent)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -20,6 +20,8 @@ from fedstill.common.checkpoint import write_atomically
 from fedstill.deploy import flower_commands as flower
 from fedstill.deploy.coordinator.certificates import CertificateError, check_secret, write_secret
 
+SITES = "fedstill-sites.json"  # beside Flower's config.toml: the names of registered keys
+
 
 def new_key(path: Path, comment: str = "") -> Path:
     """Make an ECDSA pair (P-384): the private key at `path`, mode 600, never overwritten; the public key beside it."""
@@ -66,8 +68,23 @@ def fingerprint(public: str) -> str:
 # --- which keys a SuperLink admits; Flower keeps no names, so a file beside its config.toml does ---
 
 
-def register(public: Path, name: str, connection: str, env: Mapping[str, str]) -> int:
-    """Run `flwr supernode register`, and keep the site's name."""
+def rotate(public: Path, name: str, connection: str, env: Mapping[str, str]) -> int:
+    """Let a site's new key in, then shut its old ones out: cut off in between, both open, and it can be run again."""
+    old = [number for number, entry in _book(connection, env).items() if entry["name"] == name]
+    if not old:
+        raise CertificateError(f"there is no site {name!r} at {connection}: fedstill keys register {public} {name}")
+    if fingerprint(public.read_text()) in {_book(connection, env)[number]["fingerprint"] for number in old}:
+        number = next(n for n in old if _book(connection, env)[n]["fingerprint"] == fingerprint(public.read_text()))
+    else:
+        number = str(register(public, name, connection, env, again=True))
+    for other in old:
+        if other != number:
+            revoke(other, connection, env)
+    return int(number)
+
+
+def register(public: Path, name: str, connection: str, env: Mapping[str, str], again: bool = False) -> int:
+    """Run `flwr supernode register`, and keep the site's name; a name has one key unless it is registered `again`."""
     try:
         text = public.read_text()
     except OSError as error:
@@ -75,7 +92,7 @@ def register(public: Path, name: str, connection: str, env: Mapping[str, str]) -
     if "PRIVATE KEY" in text:
         raise CertificateError(f"{public}: is a private key, which must never leave its site; register the .pub file")
     shown, book = fingerprint(text), _book(connection, env)
-    if name in {entry["name"] for entry in book.values()}:
+    if not again and name in {entry["name"] for entry in book.values()}:
         raise CertificateError(f"a site {name!r} is registered already; revoke it first: fedstill keys revoke {name}")
     with tempfile.NamedTemporaryFile("w", suffix=".pub") as copy:  # /dev/stdin works too: it can be read only once
         copy.write(text)
@@ -121,7 +138,7 @@ def revoke(name: str, connection: str, env: Mapping[str, str]) -> int:
 
 
 def _book_path(env: Mapping[str, str]) -> Path:
-    return Path(env.get("FLWR_HOME") or Path(os.path.expanduser("~")) / ".flwr") / "fedstill-sites.json"
+    return Path(env.get("FLWR_HOME") or Path(os.path.expanduser("~")) / ".flwr") / SITES
 
 
 def _book(connection: str, env: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -23,6 +23,8 @@ class Listening:
     stream: str = "0.0.0.0:9093"
     advertise: str | None = None
     health: str | None = None
+    metrics: str | None = None
+    site_certificates: bool = False  # whether a stream is opened only to sites with a certificate
 
 
 Prepared = tuple[list[str], dict[str, str], dict[str, Any]]
@@ -35,10 +37,13 @@ def prepare(where: Listening, folder: Path | None, state: Path, name: str, insec
             "--certificates names the folder that `fedstill certs new` made; --insecure is for a trial on one machine. "
             "Give one of the two"
         )
+    if insecure and where.site_certificates:
+        raise ConfigError("--site-certificates needs TLS, and --insecure has none: take one of them out")
     state = state.expanduser().resolve()
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     env = flower.environment()
     env.update(FEDSTILL_RUNS=str(state / "runs"), FEDSTILL_LISTEN=where.stream)
+    env.update({"FEDSTILL_METRICS": where.metrics} if where.metrics else {})
     command = ["flower-superlink", "--disable-runtime-dependency-installation", "--host", where.host]
     command += ["--port", str(where.port), "--fleet-api-address", where.sites]
     command += ["--database", str(state / "superlink.db")]
@@ -54,6 +59,8 @@ def prepare(where: Listening, folder: Path | None, state: Path, name: str, insec
         command += ["--ssl-keyfile", str(files.key), "--enable-supernode-auth"]
         env.update(FEDSTILL_CERTIFICATE=str(files.certificate), FEDSTILL_KEY=str(files.key))
         connection = {"root-certificates": str(files.authority)}
+        if where.site_certificates:
+            env["FEDSTILL_AUTHORITY"] = str(files.authority)
     env["FEDSTILL_ADVERTISE"] = where.advertise or _called(hosts[0], where.stream)
     host = hosts[0] if where.host in EVERYWHERE else where.host
     if folder is not None and host not in hosts:

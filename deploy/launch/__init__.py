@@ -25,7 +25,10 @@ def start(
     watch: Watch = lambda event: None,
     secure: bool = False,
 ) -> None:
-    """Check and run a federation in `folder`; `watch` gets every event. Returns only if the run really finished."""
+    """Check and run a federation in `folder`; `watch` gets every event, and before the first what is being started.
+
+    Returns only if the run really finished.
+    """
     from fedstill.deploy.launch.checks import check_run
 
     check_run(config, on)

@@ -28,9 +28,12 @@ def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watc
         env.update(FEDSTILL_CERTIFICATE=str(certificates.certificate), FEDSTILL_KEY=str(certificates.key))
     bundle = flower.write_bundle(folder / "app", config, str(folder), resume)
     with Processes(folder / "logs", env) as processes:
+        watch({"event": "starting", "what": "starting Flower's SuperLink and SuperNodes"})
         _start_superlink(processes, home, config, on, certificates)
         simulation = simulation_settings(config) if on == "simulation" else {}
+        watch({"event": "starting", "what": "handing the run to Flower"})
         run_id = flower.start_run(bundle, CONNECTION, env, simulation)
+        watch({"event": "starting", "what": "starting the server"})
         _follow(folder, processes, lambda: flower.run_status(run_id, CONNECTION, env), watch)
 
 
@@ -86,7 +89,7 @@ def _follow(folder: Path, processes: Processes, status: Callable[[], str], watch
                 continue  # from an earlier start of this run
             watch(event)
             server = int(event.get("pid", server))
-            if event["event"] in ("run_finished", "run_failed"):
+            if event["event"] in ("run_finished", "run_stopped", "run_failed"):
                 end = event
         if end is not None:
             break
@@ -105,6 +108,10 @@ def _follow(folder: Path, processes: Processes, status: Callable[[], str], watch
         time.sleep(0.1)
     while not (state := status()).startswith("finished") and time.monotonic() < patience:
         time.sleep(1)
+    if end["event"] == "run_stopped":
+        from fedstill.server.record import RunStopped
+
+        raise RunStopped(int(end["round"]), folder.name)
     if state != "finished:completed":
         raise RunFailed(f"the method finished, but Flower says {state}; see {folder / 'logs'}")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedstill import __version__
-from fedstill.cli import catalogue, compare, coordinator, runs
+from fedstill.cli import catalogue, check, compare, coordinator, new, predict, runs, watch
 
 app = typer.Typer(
     name="fedstill",
@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for group in (runs, catalogue, coordinator, compare):
+for group in (new, runs, check, watch, predict, catalogue, coordinator, compare):
     group.add_to(app)
 
 

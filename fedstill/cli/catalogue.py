@@ -9,16 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from fedstill.cli.tables import Json, Only, Row, console, print_table, read_run
+from fedstill.common.readable import size
+
+models = typer.Typer(help="List the built-in models, or fetch one from the hub.")
 
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands to the app."""
-    for command in (models, methods, tasks, partition):
+    app.add_typer(models, name="models")
+    for command in (methods, tasks, partition):
         app.command()(command)
 
 
-def models(as_json: Json = False) -> None:
-    """List the built-in models; any AutoModel name or folder works as well."""
+@models.callback(invoke_without_command=True)
+def list_models(context: typer.Context, as_json: Json = False) -> None:
+    """List the built-in models, or fetch one from the hub; any AutoModel name or folder works as well."""
+    if context.invoked_subcommand is not None:
+        return
     from fedstill.common.models.builtin import builtin_models
 
     rows = [
@@ -32,6 +39,28 @@ def models(as_json: Json = False) -> None:
         for model in builtin_models()
     ]
     print(json.dumps(rows, indent=1)) if as_json else print_table(list(rows[0]), rows)
+
+
+@models.command()
+def pull(
+    name: Annotated[
+        str, typer.Argument(help="The model's name on the hub, such as google/electra-small-discriminator.")
+    ],
+    to: Annotated[
+        Path | None, typer.Option(help="The folder; by default models/NAME. It can be copied to any machine.")
+    ] = None,
+    revision: Annotated[str, typer.Option(help="A branch, tag or commit.")] = "main",
+    as_json: Json = False,
+) -> None:
+    """Fetch a model from the hub into a folder, for sites without internet: model = "FOLDER" in their TOML."""
+    from fedstill.common.models.hub import pull_model
+
+    pulled = pull_model(name, to or Path("models") / name.rpartition("/")[2], revision)
+    if as_json:
+        print(json.dumps(pulled.facts(), indent=1))
+        return
+    console.print(f"{name} ({pulled.commit[:12]}) is in {pulled.folder}, {size(pulled.bytes)}.", highlight=False)
+    console.print(f'Use it with: model = "{pulled.folder}"', highlight=False, soft_wrap=True)
 
 
 def methods(as_json: Json = False) -> None:

@@ -73,6 +73,9 @@ def compare(
     ] = False,
     keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep every run's central model.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print errors only, and at the end each report.")
+    ] = False,
 ) -> None:
     """Run every row of a table with every seed; write table, pictures and report. What is done is not run again."""
     from fedstill.experiments.compare.report import write_report
@@ -90,11 +93,14 @@ def compare(
         place = runs / "compare" / one.name
         if not report_only:
             shared = runs / "compare" / ".first-training" if reuse else None
+            screen.quiet = quiet
             _run(one, place, on, jobs or default_jobs(on.value), rows, keep_models, shared)
         results = Results(one, place)
         page = write_report(results)
         all_results.append(results)
-        if not as_json:
+        if quiet and not as_json:
+            print(page)
+        elif not as_json:
             _show(results, page)
     if as_json:
         facts = [results.facts() for results in all_results]

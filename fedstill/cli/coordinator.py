@@ -15,6 +15,7 @@ console = Console(soft_wrap=True, highlight=False)
 keys = typer.Typer(help="Key pairs of sites, and which of them the SuperLink lets in.", no_args_is_help=True)
 certs = typer.Typer(help="A private certificate authority for the coordinator.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option("--folder", help="Where ca.crt, ca.key, server.crt and server.key lie.")]
+State = Annotated[Path, typer.Option("--state", help="The folder of the database and of the runs.")]
 On = Annotated[str, typer.Option("--on", help="The SuperLink connection's name in Flower's config.")]
 NAME = "coordinator"
 
@@ -24,6 +25,40 @@ def add_to(app: typer.Typer) -> None:
     app.command()(superlink)
     app.add_typer(keys, name="keys")
     app.add_typer(certs, name="certs")
+    app.command()(backup)
+    app.command()(restore)
+
+
+def backup(
+    target: Annotated[Path, typer.Argument(help="The file to write; it holds private keys, mode 600.")],
+    state: State = Path("coordinator"),
+    certificates: Folder = Path("certificates"),
+) -> None:
+    """Copy database, runs, certificates and the register of keys into one file; the coordinator may go on meanwhile."""
+    from fedstill.deploy.coordinator.backup import back_up
+
+    count = back_up(target, _places(state, certificates))
+    console.print(f"{target}: {count} files with their checksums. It holds private keys: keep it where they are safe.")
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(help="A file that `fedstill backup` wrote.")],
+    state: State = Path("coordinator"),
+    certificates: Folder = Path("certificates"),
+) -> None:
+    """Put a backup back, into folders that are empty; every checksum must pass. Stop the SuperLink first."""
+    from fedstill.deploy.coordinator.backup import restore as put_back
+
+    count = put_back(source, _places(state, certificates))
+    console.print(f"{count} files are back. Start it: fedstill superlink --certificates {certificates} --state {state}")
+
+
+def _places(state: Path, certificates: Path) -> dict[str, Path]:
+    from fedstill.deploy import flower_commands as flower
+    from fedstill.deploy.coordinator.keys import SITES
+
+    home = Path(flower.environment().get("FLWR_HOME") or Path.home() / ".flwr")
+    return {"state": state.expanduser(), "certificates": certificates.expanduser(), "sites": home / SITES}
 
 
 def superlink(
@@ -42,13 +77,17 @@ def superlink(
     state: Annotated[Path, typer.Option(help="The folder of the database and of the runs.")] = Path("coordinator"),
     name: Annotated[str, typer.Option(help="The connection's name in Flower's config, for --on.")] = NAME,
     health: Annotated[str | None, typer.Option(help="An address at which the SuperLink says that it lives.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="A loopback address for Prometheus while a run goes on.")] = None,
+    site_certificates: Annotated[
+        bool, typer.Option("--site-certificates", help="Open streams only to sites with one: fedstill certs site")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for a trial on one machine.")] = False,
 ) -> None:
     """Start Flower's SuperLink with TLS, node authentication and a database; in the foreground, until Ctrl-C."""
     from fedstill.deploy.coordinator.superlink import Listening, prepare
     from fedstill.deploy.processes import run_to_end
 
-    where = Listening(host, port, sites, stream, advertise, health)
+    where = Listening(host, port, sites, stream, advertise, health, metrics, site_certificates)
     command, env, connection = prepare(where, certificates, state, name, insecure)
     console.print(f"SuperLink for sites on {sites}, streams on {stream}; runs in {env['FEDSTILL_RUNS']}")
     console.print(f"Start a run here with: fedstill run CONFIG.toml --on {name}    ({connection['address']})")
@@ -82,6 +121,33 @@ def new_server(
     console.print(f"{make_server(folder, host, days).certificate} is new; restart the SuperLink.")
 
 
+@certs.command("site")
+def new_site(
+    name: Annotated[str, typer.Argument(help="The site's name, as in its site.toml.")],
+    public: Annotated[Path, typer.Argument(help="The site's .pub file: its private key stays there.")],
+    folder: Folder = Path("certificates"),
+    days: Annotated[int, typer.Option(help="How long it is valid.")] = 365,
+) -> None:
+    """Certify a site's key for the stream; the site names the file as certificate in its site.toml."""
+    from fedstill.deploy.coordinator.certificates import make_site
+
+    made = make_site(folder, name, public, days)
+    console.print(f"Send {made} to {name}: it is no secret. Start the SuperLink with --site-certificates.")
+
+
+@certs.command("renew")
+def renew_server(
+    folder: Folder = Path("certificates"),
+    days: Annotated[int, typer.Option(help="How long it is valid.")] = 365,
+) -> None:
+    """Renew the server's key and certificate for the hosts it has; both change at once. Restart the SuperLink."""
+    from fedstill.deploy.coordinator.certificates import hosts_of, read_certificate, renew
+
+    server = read_certificate(renew(folder, days).certificate)
+    until = f"{server.not_valid_after_utc:%Y-%m-%d}"
+    console.print(f"good for {', '.join(hosts_of(server))} until {until}; restart the SuperLink.")
+
+
 @certs.command("check")
 def check_certificates(folder: Folder = Path("certificates")) -> None:
     """Say whether the certificates and the key may be used, and until when."""
@@ -113,6 +179,20 @@ def register_key(
 
     number = rooms.register(public, name, on, flower.environment())
     console.print(f"{name} is registered as node {number}: {rooms.fingerprint(public.read_text())}")
+
+
+@keys.command("rotate")
+def rotate_key(
+    public: Annotated[Path, typer.Argument(help="The .pub file of the site's new key.")],
+    name: Annotated[str, typer.Argument(help="The site's name.")],
+    on: On = NAME,
+) -> None:
+    """Let a site's new key in and shut its old one out; the site then names the new one as private_key."""
+    from fedstill.deploy import flower_commands as flower
+    from fedstill.deploy.coordinator import keys as rooms
+
+    number = rooms.rotate(public, name, on, flower.environment())
+    console.print(f"{name} is node {number} now: {rooms.fingerprint(public.read_text())}")
 
 
 @keys.command("list")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedstill.screen import main_score
+from fedstill.common.readable import main_score
 
 
 def point_latest(folder: Path) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from fedstill.common.readable import size
+from fedstill.common.readable import duration, size
 
 if TYPE_CHECKING:
     from fedstill.common.config import RunConfig
 
 console = Console()
+GAP, NARROW = 3, 8  # between two columns; before names are broken, other columns become so narrow
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only, and at the end the run's folder.")]
 Runs = Annotated[Path, typer.Option("--runs", envvar="FEDSTILL_RUNS", help="The folder that holds the runs.")]
 Row = Annotated[
     str | None, typer.Option("--row", help="Of a table's file: the row to run, with the table's first seed.")
@@ -38,17 +42,35 @@ def read_run(config: str, row: str | None, only: list[str] | None, changes: list
 
 
 def print_table(columns: list[str], rows: list[dict[str, Any]]) -> None:
-    table = Table()
+    """Print rows; nothing is cut: what does not fit goes on in the next line, words before names and names last."""
+    shown = {column: ["" if row[column] is None else _cell(column, row[column]) for row in rows] for column in columns}
+    wide = {column: max(len(text) for text in [column, *texts]) for column, texts in shown.items()}
+    words = {
+        column: max(len(word) for text in [column, *texts] for word in text.split() or [""])
+        for column, texts in shown.items()
+    }
+    room = console.width - GAP * (len(columns) - 1)
+    for least in (words, dict.fromkeys(columns[1:], NARROW), dict.fromkeys(columns, 1)):
+        while sum(wide.values()) > room and any(wide[column] > least.get(column, wide[column]) for column in columns):
+            wide[max(least, key=lambda column: wide[column] - least[column])] -= 1
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
-        table.add_column(column)
+        values = [row[column] for row in rows if row[column] is not None]
+        numbers = bool(values) and all(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in values
+        )
+        justify: Literal["left", "right"] = "right" if numbers else "left"
+        table.add_column(column, overflow="fold", width=wide[column], justify=justify)
     for row in rows:
-        table.add_row(*("" if row[column] is None else _cell(column, row[column]) for column in columns))
+        table.add_row(*("" if row[column] is None else escape(_cell(column, row[column])) for column in columns))
     console.print(table)
 
 
 def _cell(column: str, value: Any) -> str:
     if column == "parameters" and isinstance(value, int):
         return size(value).removesuffix("B").strip()
+    if column == "seconds":
+        return duration(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

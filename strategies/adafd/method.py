@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,9 +23,9 @@ from fedstill.strategies.base import Method, Params, Round, names
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.generic import Train, train_locally
 from fedstill.strategies.predictions import Distil, ask_predictions, distil, logits_of
+from fedstill.strategies.secure_sum import summed
 
 if TYPE_CHECKING:
-    from fedstill.common.checkpoint import Nested
     from fedstill.server.federation import Federation
 
 Weights = Mapping[str, float] | Mapping[str, NDArray[np.float64]]
@@ -44,7 +45,6 @@ class AdaFDParams(Params):
     temperature: float = Field(1.0, gt=0)  # of the sites' KL
     distill_epochs: int = Field(3, ge=1)
     epoch_calls: bool = False  # a new AdamW every epoch, whose rate falls by 1 / epochs and starts anew
-    reference_epochs: int = Field(10, ge=1)  # of the model that `learned` compares with
     llm: LLMConfig | None = None
 
     @model_validator(mode="after")
@@ -69,27 +69,33 @@ class AdaFD(Method):
     parameters = AdaFDParams
     presets: ClassVar = {
         "paper": {},
-        "authors_code": {"epsilon": 1e-6, "distance": "mean", "optimizer_state": "fresh", "epoch_calls": True},
+        "authors_code": {
+            "epsilon": 1e-6,
+            "distance": "mean",
+            "optimizer_state": "fresh",
+            "epoch_calls": True,
+            "distill_dropout": True,
+        },
     }
     formula = staticmethod(both_ways)
     p: AdaFDParams
 
     def __init__(self, params: Params | None = None) -> None:
         super().__init__(params)
-        self._reference: np.ndarray | None = None
         self._llm: LLM | None = open_llm(self.p.llm) if self.p.llm is not None else None
 
     def prepare(self, fed: Federation) -> None:
-        if self.p.beta == "learned" and not len(fed.central.labelled):
+        if self.p.beta == "learned" and not len(fed.central.blind):
             raise ValueError(
-                "method.beta = 'learned' needs labelled texts at the server, and data.labelled is 0; give it some, or "
-                "set method.beta to a number"
+                "method.beta = 'learned' looks at what sites say of the server's labelled texts: set data.blind = true "
+                "and data.labelled above 0, or method.beta to a number"
             )
 
     def round(self, fed: Federation) -> Round:
         rows, epochs, central = fed.public_rows, self.p.distill_epochs, fed.central
         trained = yield from self._local(fed)  # step 1
-        logits = logits_of((yield ask_predictions(fed, rows, tuple(trained))))
+        asking = ask_predictions(fed, rows, tuple(trained))
+        logits = logits_of((yield asking if self.why_no_sums() else summed(asking, "values", self._told(trained))))
         combined = self._combine(fed, {name: trained[name] for name in logits}, logits)  # steps 2 and 3
         zhat = torch.from_numpy(combined).to(central.learner.model.device)
         size = 1.0 if self.p.distance == "mean" else float(central.classes)
@@ -98,9 +104,24 @@ class AdaFD(Method):
         tau = self.p.temperature
         targets, sites = softmax(central.predict(rows), tau), tuple(logits)  # step 5
         for calls, practice in self._calls(fed, epochs):  # step 6
+            practice = replace(practice, dropout=self.p.distill_dropout)
             lesson = Distil(rows, targets, "kl", calls, practice, temperature=tau)
             sites = names((yield distil.ask(lesson, to=sites)))
         return {"loss": loss}
+
+    def why_no_sums(self) -> str | None:
+        told = self.p.weighting == "rnwc" or (self.p.weighting == "enwc" and self.p.beta != "learned")
+        if self.p.aggregation != "mean" or self.p.per_class or not told:
+            return (
+                "weighs sites by class, by their answers or by a robust rule; enwc with a fixed beta needs a sum only"
+            )
+        return None
+
+    def _told(self, sites: Mapping[str, Facts]) -> dict[str, float]:
+        """w_k where it follows from what sites tell of their training alone."""
+        least = {name: min(facts["losses"]) for name, facts in sites.items()}
+        found = rnwc(least, self.p.epsilon) if self.p.weighting == "rnwc" else enwc(least, float(self.p.beta))
+        return {name: float(weight) for name, weight in found.items()}
 
     def _combine(self, fed: Federation, sites: Mapping[str, Facts], logits: Mapping[str, np.ndarray]) -> np.ndarray:
         """zhat = sum_k w_k z_k (eq. 8), or the robust rule that stands for it."""
@@ -152,16 +173,11 @@ class AdaFD(Method):
                 return advised
         beta = self.p.beta
         if beta == "learned":
-            tried = {b: mean_predictions(logits, by(lambda losses, b=b: enwc(losses, b))) for b in BETAS}  # type: ignore[misc]
-            beta = best_beta(tried, softmax(self._referee(fed)))
+            blind = {name: z[fed.central.blind] for name, z in logits.items()}
+            tried = {b: mean_predictions(blind, by(lambda losses, b=b: enwc(losses, b))) for b in BETAS}  # type: ignore[misc]
+            beta = best_beta(tried, fed.central.labels.numpy())
             fed.event("beta", beta=beta)
         return by(lambda losses: enwc(losses, beta))
-
-    def _referee(self, fed: Federation) -> np.ndarray:
-        """Return the logits on the public rows of a model trained on the labelled texts alone; trained once."""
-        if self._reference is None:
-            self._reference = fed.central.reference(self.p.reference_epochs)
-        return self._reference
 
     def _advised(
         self, fed: Federation, sites: Mapping[str, Facts], logits: Mapping[str, np.ndarray]
@@ -178,11 +194,3 @@ class AdaFD(Method):
             note(fallback="enwc")
             return None
         return dict(zip(sites, weights, strict=True))
-
-    def state(self) -> Nested:
-        """Return the referee's answers, which predate all rounds."""
-        return {} if self._reference is None else {"reference": self._reference}
-
-    def load_state(self, state: Nested) -> None:
-        """Restore what `state` returned."""
-        self._reference = state.get("reference")

@@ -145,11 +145,11 @@ class ATC(Method):
         return represent.ask(Represent(clip=self.p.clip, noise=self.p.noise), each=each, check=check)
 
     def _positives_and_negatives(self, replies: list[Reply]) -> dict[str, Arrays]:
-        """For each site the mean h of its K nearest, and the h of every other."""
+        """For each site the mean h of C+, its K nearest but itself as in eq. 4, and the h of every other."""
         for site in names(replies):
             self.copies.hold(site, self.copies.lacks(site) - {"synthetic"})
         h = {reply.node: np.asarray(reply.arrays["h"], np.float32) for reply in replies}
-        return positives_and_negatives(h, self.nearest, self.p.neighbours)
+        return positives_and_negatives(h, self.nearest, self.p.neighbours - 1)
 
     # --- what both stages share ---
 

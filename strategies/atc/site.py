@@ -120,7 +120,7 @@ def mend(node: Node, task: Mend) -> Update:
     losses = site.learner.fit(
         texts, np.arange(len(texts)), lambda loss, places: loss, 0, "assign", task.practice, steps=task.steps
     )
-    return Update(len(site.private), losses[-1], _update(site, groups, before))
+    return Update(site.size, losses[-1], _update(site, groups, before))
 
 
 @site_verb("train.shared", leaves=NOTHING, phase="weights back")
@@ -149,7 +149,7 @@ def encode(node: Node, asked: Encode) -> Features:
             batch = {name: value[:, :places].to(site.model.device) for name, value in site.private.batch(rows).items()}
             states = site.model.states(batch) * batch["attention_mask"].unsqueeze(-1)
             features[start : start + len(rows), : states.shape[1]] = states.cpu().numpy()
-    return Features(site.shown(features, asked.clip, asked.noise, "features", site.place[0]), len(site.private))
+    return Features(site.shown(features, asked.clip, asked.noise), site.size)
 
 
 @site_verb("query.representations", leaves="features", phase="representations")
@@ -162,7 +162,7 @@ def represent(node: Node, asked: Represent) -> Representations:
     site.model.eval()
     with torch.inference_mode():
         parts = [_represent(site, np.arange(i, min(i + AT_ONCE, count))) for i in range(0, count, AT_ONCE)]
-    return Representations(site.shown(torch.cat(parts).cpu().numpy(), asked.clip, asked.noise, "h", site.place[0]))
+    return Representations(site.shown(torch.cat(parts).cpu().numpy(), asked.clip, asked.noise))
 
 
 @site_verb("train.contrast", leaves="weights", phase="contrast")
@@ -187,7 +187,7 @@ def contrast(node: Node, task: Contrast) -> Update:
         loss = eq_3
     losses = site.train_privately(task.epochs, task.practice, loss or (lambda own, places: own))
     mean = float(torch.stack([value.detach() for value in apart]).mean()) if apart else None
-    return Update(len(site.private), losses[-1], _update(site, ("encoder",), before), mean)
+    return Update(site.size, losses[-1], _update(site, ("encoder",), before), mean)
 
 
 def _own_task(node: Node) -> OwnTaskNode:

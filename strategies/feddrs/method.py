@@ -38,7 +38,7 @@ class FedDRSParams(Params):
     variant: Literal["mixed", "adversary_only", "post_only"] = "mixed"
     local_epochs: int = Field(5, ge=1)
     participation: float = Field(0.8, gt=0, le=1)
-    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    optimizer: Literal["adamw", "adafactor", "adafactor_unscaled"] = "adamw"
     samples: int = Field(250, ge=0)  # texts that a site draws for a round; 0: all it has
     balance: bool = True  # no site trains on more texts than the smallest one that takes part
     iterations: int = Field(1, ge=1)  # I

@@ -166,6 +166,11 @@ class Sinkhorn(ConfidentDistillation):
         super().prepare(fed)
         self.points = support_points(fed.central.task, self.p.support)
         self.solver = default_solver(self.points) if self.p.solver == "auto" else self.p.solver
+        if self.solver == "w1_1d" and "eps" in self.p.model_fields_set:
+            raise ValueError(
+                "method.eps blurs the plan of Sinkhorn's iterations, and labels on a line are solved without them; "
+                "take eps out, or set method.solver = 'log_sinkhorn' or 'geomloss'"
+            )
         if self.solver == "w1_1d" and positions_on_line(self.points) is None:
             raise ValueError(
                 f"method.solver = 'w1_1d' needs labels on one line, and with method.support = {self.p.support!r} those "

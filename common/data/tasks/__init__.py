@@ -118,6 +118,7 @@ def _load(config: TaskConfig) -> tuple[Task, Pools]:
         # Each party may give its own words to a text-to-text model; labels and columns are the task's.
         task = replace(TASKS[config.name], metric=config.metric or TASKS[config.name].metric)
         task = replace(task, label_words=tuple(config.label_words)) if config.label_words else task
+        task = replace(task, prompt=config.prompt) if config.prompt else task
         task = replace(task, coordinates=points_of(config)) if config.coordinates else task
         if config.name in JOINED:
             return task, joined(config, KNOWN)

@@ -59,6 +59,7 @@ def _assemble(
         label_column=config.label,
         domain_column=config.domain,
         label_words=tuple(config.label_words or ()),
+        prompt=config.prompt or "",
         coordinates=points_of(config) or points_by_name(labels),
     )
     sets = {key: text_set(rows[key], task, paths[key], labelled=key != "public") for key in rows}

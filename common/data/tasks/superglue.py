@@ -120,6 +120,7 @@ def load(config: TaskConfig) -> tuple[Task, Pools]:
         metric=config.metric or "accuracy",
         title=f"SuperGLUE as text-to-text: {', '.join(part.folder for part in parts)}",
         label_words=tuple(config.label_words or ()),
+        prompt=config.prompt or "",
         choices=choices,
     )
     train = [_texts(folder, part, "train", numbers) for part in parts]

@@ -54,6 +54,7 @@ class Task:
     label_column: str = "label"
     domain_column: str | None = None
     label_words: tuple[str, ...] = ()
+    prompt: str = ""  # what a decoder-only model reads: {text}, and {second} of a pair; the label word follows
     choices: tuple[tuple[str, tuple[int, ...]], ...] = ()  # the possible classes of each domain, if they differ
     coordinates: Coordinates = ()  # coordinates of the labels; empty: all are equally far apart
 
@@ -67,6 +68,12 @@ class Task:
                 f"task {self.name}: task.label_words needs one different word for each of {list(self.labels)}, "
                 f"got {list(self.label_words)}"
             )
+        fields = ("{text}", "{second}")[: len(self.text_columns)]
+        if not self.prompt:
+            object.__setattr__(self, "prompt", "\n".join(fields) + "\nAnswer:")
+        for field in fields:
+            if field not in self.prompt:
+                raise TaskError(f"task {self.name}: task.prompt = {self.prompt!r} has no {field}; put it in")
         if self.metric not in METRICS:
             raise TaskError(
                 f"task {self.name}: metric {self.metric!r} is not known; choose one of {', '.join(METRICS)}"
