@@ -71,7 +71,7 @@ def run(seed: int) -> list[dict[str, Any]]:
             node.guard = None
             if epsilon is not None:
                 settings = PrivacyConfig(epsilon=epsilon, predictions=len(texts), clip=2.0)
-                node.guard = Guard(settings, Path(folder) / f"epsilon-{epsilon:g}", "run")
+                node.guard = Guard(settings, Path(folder) / f"epsilon-{epsilon:g}")
             reply = node.answer(Ask("query.predictions", {"rows": np.arange(len(texts))}, {"round": 1, "step": 1}))
             logits = reply.arrays["logits"]
             score, right = attack(logits, labels), logits.argmax(axis=1) == labels

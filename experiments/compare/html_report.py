@@ -14,57 +14,31 @@ import tomli_w
 from fedstill import __version__
 from fedstill.common.wire import Facts
 from fedstill.experiments.compare import formatting as cells
+from fedstill.experiments.compare import intervals
+from fedstill.experiments.compare.columns import WHOSE
 from fedstill.experiments.compare.pictures import Picture
 from fedstill.experiments.compare.results import Results
+from fedstill.server.page import asset
 
+# What a table needs beside the style that all pages share.
 STYLE = """
-:root { --ink: #1d1f23; --soft: #646a73; --line: #e3e5e8; --accent: #0b5cad; --bad: #a3261b; color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 3rem 1.5rem 5rem; max-width: 74rem; background: #fff; color: var(--ink);
-  font: 16px/1.55 "Charter", "Bitstream Charter", "Source Serif Pro", "Georgia", serif; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem; letter-spacing: -.01em; }
-h2 { font-size: 1.2rem; margin: 3rem 0 .8rem; padding-top: .8rem; border-top: 1px solid var(--line); }
-h3 { font-size: 1rem; margin: 2.2rem 0 .5rem; }
-p { margin: .5rem 0; max-width: 44rem; }
-.lead { color: var(--soft); }
-nav { margin: 1rem 0 0; font-size: .9rem; } nav a { color: var(--accent); margin-right: 1.2rem; text-decoration: none; }
-table, .facts, details, figcaption, nav, .gap {
-  font-family: "Inter", "Helvetica Neue", "Segoe UI", "DejaVu Sans", sans-serif; }
-.wide { overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { padding: .42rem .7rem; text-align: right; white-space: nowrap; vertical-align: bottom; }
-th { font-weight: 600; color: var(--soft); white-space: normal; min-width: 5.5rem; line-height: 1.3;
-  border-bottom: 1.5px solid var(--ink); }
-td { border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
-td:first-child { white-space: normal; min-width: 8rem; }
-td b { color: var(--accent); }
-td.paper, th.paper, .tag { color: var(--soft); }
+th { white-space: normal; min-width: 5.5rem; } td:first-child { white-space: normal; min-width: 9rem; }
+td b { color: var(--accent); } td.paper, th.paper, .tag { color: var(--soft); }
 .tag { font-size: .72rem; margin-left: .4rem; white-space: nowrap; }
-table.narrow { width: auto; }
-tr.partial td { background: #fdf3f2; }
-ul.notes { font-size: .95rem; padding-left: 1.1rem; max-width: 46rem; } ul.notes li { margin: .25rem 0; }
-.gap { border-left: 3px solid var(--bad); padding: .4rem .9rem; margin: .6rem 0; font-size: .85rem; background: #fdf3f2;
-  overflow-wrap: anywhere; max-width: 52rem; }
-figure { margin: 1.5rem 0 2.5rem; } figure img { max-width: 100%; height: auto; display: block; }
-figcaption { font-size: .82rem; color: var(--soft); margin-top: .5rem; max-width: 44rem; }
-details { border-bottom: 1px solid var(--line); padding: .5rem 0; font-size: .85rem; max-width: 60rem; }
-summary { cursor: pointer; } summary code { color: var(--soft); }
-pre { font: 12px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; background: #f7f8f9; padding: .8rem 1rem;
-  overflow-x: auto; border-radius: 4px; }
-.facts { font-size: .85rem; display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.2rem; }
-.facts dt { color: var(--soft); } .facts dd { margin: 0; overflow-wrap: anywhere; }
-@media print { body { padding: 0; } nav { display: none; } figure { break-inside: avoid; } }
+nav a { margin-right: 1.2rem; text-decoration: none; font-size: .9rem; }
+table.narrow { width: auto; } tr.partial td { background: var(--wash); }
+ul.notes { padding-left: 1.1rem; max-width: 46rem; font-size: .9rem; } ul.notes li { margin: .25rem 0; }
+figure { margin: 1.2rem 0 2rem; } figure img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
 """
 
 
 def write(results: Results, pictures: Sequence[Picture]) -> str:
     """The page."""
     settings = results.table.settings
-    gaps = "".join(f'<p class="gap">{escape(gap)}</p>' for gap in cells.gaps(results))
+    gaps = "".join(f'<p class="warning bad">{escape(gap)}</p>' for gap in cells.gaps(results))
     notes = "".join(f"<li>{escape(note)}</li>" for note in cells.notes(results))
     further = cells.other_differences(results)
-    lead = f'<p class="lead">{escape(settings.caption)}</p>' if settings.caption else ""
+    lead = f'<p class="soft">{escape(settings.caption)}</p>' if settings.caption else ""
     seeds = ", ".join(map(str, settings.seeds))
     return f"""<!doctype html>
 <html lang="en">
@@ -72,32 +46,55 @@ def write(results: Results, pictures: Sequence[Picture]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(settings.title)}</title>
-<style>{STYLE}</style>
+<style>{asset("style.css")}{STYLE}</style>
 </head>
 <body>
+<div class="page">
 <header>
 <h1>{escape(settings.title)}</h1>
 {lead}
-<nav><a href="#table">Table</a><a href="#pictures">Pictures</a><a href="#settings">Settings</a>
-<a href="#about">About</a></nav>
+<nav><a href="#table">Table</a><a href="#intervals">Intervals</a><a href="#pictures">Pictures</a>
+<a href="#settings">Settings</a><a href="#about">About</a></nav>
 </header>
 <main>
-<h2 id="table">Table</h2>
+<section><h2 id="table">Table</h2>
 {gaps}
 {_table(results)}
 <ul class="notes">{notes}</ul>
-{_plain("Further scores against their best baseline", further) if further else ""}
-<h2 id="pictures">Pictures</h2>
-{"".join(map(_figure, pictures))}
-<h2 id="settings">Settings</h2>
+{_plain("Further scores against their best baseline", further) if further else ""}</section>
+{_intervals(results)}
+<section><h2 id="pictures">Pictures</h2>
+{"".join(map(_figure, pictures))}</section>
+<section><h2 id="settings">Settings</h2>
 <p>Seeds: {escape(seeds)}. Every row as it was resolved, without its seed:</p>
-{"".join(_settings(results, row) for row in results.rows)}
-<h2 id="about">About</h2>
-{_about(results)}
+{"".join(_settings(results, row) for row in results.rows)}</section>
+<section><h2 id="about">About</h2>
+{_about(results)}</section>
 </main>
+</div>
 </body>
 </html>
 """
+
+
+def _intervals(results: Results) -> str:
+    column, rows = results.table.main, intervals.means(results)
+    if column is None or not rows:
+        return '<section><h2 id="intervals">Intervals</h2><p class="soft">No row is complete yet.</p></section>'
+    title = f"{column.score} of {WHOSE[column.whose]}"
+    seeds = len(results.table.settings.seeds)
+    said = f"Mean over {seeds} seeds and its 95 % interval (Student's t); the best row in colour."
+    parts = [f"<h3>{escape(title)}</h3>", _drawn(intervals.draw(rows, title), said)]
+    base, differences = intervals.differences(results)
+    if differences:
+        title = f"difference from {base}, the best baseline"
+        said = "Paired by seed, with 95 % intervals; in colour where the interval leaves out 0."
+        parts += [f"<h3>{escape(title)}</h3>", _drawn(intervals.draw(differences, title, zero=True), said)]
+    return f'<section><h2 id="intervals">Intervals</h2>{"".join(parts)}</section>'
+
+
+def _drawn(svg: str, caption: str) -> str:
+    return f'<figure><div class="wide" tabindex="0">{svg}</div><figcaption>{escape(caption)}</figcaption></figure>'
 
 
 def _table(results: Results) -> str:
@@ -129,7 +126,7 @@ def _plain(title: str, rows: list[list[str]]) -> str:
 
 def _figure(picture: Picture) -> str:
     if picture.file is None:
-        return f'<h3>{escape(picture.title)}</h3><p class="lead">{escape(picture.caption)}</p>'
+        return f'<h3>{escape(picture.title)}</h3><p class="soft">{escape(picture.caption)}</p>'
     data = base64.b64encode(picture.file.read_bytes()).decode()
     return (
         f'<figure><h3>{escape(picture.title)}</h3><img alt="{escape(picture.title)}" width="{picture.width}" '

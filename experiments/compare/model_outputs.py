@@ -47,9 +47,7 @@ def embeddings(learner: Learner, texts: Encoded, rows: np.ndarray) -> np.ndarray
     with torch.inference_mode():
         for start in range(0, len(rows), 4 * learner.batch_size):
             batch = texts.batch(rows[start : start + 4 * learner.batch_size])
-            last = learner.model.with_states(batch)[1][-1]
-            mask = batch["attention_mask"].to(last.device).unsqueeze(-1).to(last.dtype)
-            means.append(((last * mask).sum(dim=1) / mask.sum(dim=1)).cpu().numpy())
+            means.append(learner.model.vectors(batch).cpu().numpy())
     return np.concatenate(means).astype(np.float16)
 
 

@@ -1,4 +1,8 @@
-"""Running a table: every row with every seed, each in its own process; finished runs are kept."""
+"""Running a table: every row with every seed, in processes of their own; finished runs are kept.
+
+A run has a process to itself, unless it is a matter of seconds (all models frozen): these share one, since importing
+torch would take longer than they do.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from fedstill.experiments.compare.worker import CONFIG, DONE, FAILED, SUMMARY, c
 
 On = Literal["process", "local", "simulation"]
 State = Literal["finished", "failed", "changed", "half", "resumable", "new"]
+CHUNK = 30  # quick runs that share a process
 WHAT_HAPPENS = {  # to an unfinished run, printed before it starts
     "failed": "failed last time, begun anew",
     "changed": "its configuration changed, begun anew",
@@ -44,6 +49,12 @@ class Run:
     began: float = 0.0
     round: int | None = None
     read: int = 0  # bytes of its events read so far
+    worker: str = ""  # the process that runs it
+
+    @property
+    def quick(self) -> bool:
+        """Whether it trains heads on cached features only."""
+        return all(model.freeze == "encoder" for model in [self.config.central, *self.config.sites])
 
     @property
     def name(self) -> str:
@@ -192,22 +203,31 @@ def _work(progress: Progress, out: Path, on: On, watch: Watch, options: list[str
     with Processes(out / "logs", env) as processes:
         try:
             while progress.waiting or progress.running:
-                while progress.waiting and len(progress.running) < progress.jobs:
+                while progress.waiting and len(processes.running) < progress.jobs:
                     _start(processes, progress, on, options)
+                died: set[str] = set()
                 for run in list(progress.running):
-                    code = processes.running[_log(run)].poll()
+                    process = processes.running.get(run.worker)
+                    code = None if process is None else process.poll()
                     _look(run)
-                    if code is None:
+                    if code is None and process is not None and not _ended(run):
                         continue
-                    del processes.running[_log(run)]
                     progress.running.remove(run)
+                    if not _ended(run) and run.worker in died:  # its worker died on a run before it
+                        progress.waiting.insert(0, run)
+                        continue
+                    if not _ended(run):
+                        died.add(run.worker)
                     progress.done += 1
                     if state_of(run) == "finished":
                         progress.took.setdefault(run.row, []).append(_seconds(run))
                         watch.says(f"{run.name}: finished in {_seconds(run):.0f} s")
                     else:
                         failed.append(run)
-                        watch.says(f"{run.name}: failed: {_reason(run, code, processes)}")
+                        watch.says(f"{run.name}: failed: {_reason(run, code or 0, processes)}")
+                for name in [name for name, process in processes.running.items() if process.poll() is not None]:
+                    if not any(run.worker == name for run in progress.running):
+                        del processes.running[name]
                 watch.moves(progress)
                 time.sleep(0.2)
         except BaseException:
@@ -217,22 +237,28 @@ def _work(progress: Progress, out: Path, on: On, watch: Watch, options: list[str
 
 
 def _start(processes: Processes, progress: Progress, on: On, options: list[str]) -> None:
-    run = progress.waiting.pop(0)
-    if state_of(run) != "resumable":
-        shutil.rmtree(run.folder, ignore_errors=True)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(run.folder / CONFIG, run.config.to_toml())
-    (run.folder / SUMMARY).unlink(missing_ok=True)
-    events = run.folder / "events.jsonl"
-    run.read = events.stat().st_size if events.exists() else 0
-    command = [sys.executable, "-m", "fedstill.experiments.compare.worker", str(run.folder.resolve()), on]
-    processes.start(_log(run), [*command, *options])
-    run.began = time.monotonic()
-    progress.running.append(run)
+    """Start a worker on the next run, or on the next quick ones."""
+    chunk = [progress.waiting.pop(0)]
+    while on == "process" and chunk[-1].quick and progress.waiting and progress.waiting[0].quick and len(chunk) < CHUNK:
+        chunk.append(progress.waiting.pop(0))
+    for run in chunk:
+        if state_of(run) != "resumable":
+            shutil.rmtree(run.folder, ignore_errors=True)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(run.folder / CONFIG, run.config.to_toml())
+        for file in (SUMMARY, DONE, FAILED):
+            (run.folder / file).unlink(missing_ok=True)
+        events = run.folder / "events.jsonl"
+        run.read = events.stat().st_size if events.exists() else 0
+        run.worker, run.began = f"{chunk[0].row}-seed-{chunk[0].seed}", time.monotonic()
+        progress.running.append(run)
+    folders = [str(run.folder.resolve()) for run in chunk]
+    command = [sys.executable, "-m", "fedstill.experiments.compare.worker", on, *folders]
+    processes.start(chunk[0].worker, [*command, *options])
 
 
-def _log(run: Run) -> str:
-    return f"{run.row}-seed-{run.seed}"
+def _ended(run: Run) -> bool:
+    return (run.folder / DONE).exists() or (run.folder / FAILED).exists()
 
 
 def _look(run: Run) -> None:
@@ -251,7 +277,7 @@ def _reason(run: Run, code: int, processes: Processes) -> str:
     """Return why a run failed; a worker that was killed could not write it down itself."""
     if not (run.folder / FAILED).exists():
         ending = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        error = f"the worker {ending}; the end of its log:\n{processes.tail(_log(run))}"
+        error = f"the worker {ending}; the end of its log:\n{processes.tail(run.worker)}"
         write_atomically(run.folder / FAILED, json.dumps({"error": error}, indent=1) + "\n")
     return str(read_json(run.folder / FAILED).get("error", "failed.json cannot be read"))
 

@@ -1,7 +1,7 @@
-"""One run of a table, in a process of its own: `python -m fedstill.experiments.compare.worker FOLDER ON`.
+"""Runs of a table, in a process of their own: `python -m fedstill.experiments.compare.worker ON FOLDER ...`.
 
-ON is process, local or simulation; FOLDER holds config.toml. What comes of it: summary.json as `fedstill run` writes
-it, outputs.safetensors, and at the very end done.json; or failed.json with the reason.
+ON is process, local or simulation; a FOLDER holds config.toml. What comes of each: summary.json as `fedstill run`
+writes it, outputs.safetensors, and at the very end done.json; or failed.json with the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEFTOVERS = ("checkpoints", "sites", "flower", "app")  # needed by an unfinished
 
 def main(folder: Path, on: str, keep_models: bool, reuse: Path | None = None) -> int:
     """Run, or resume, the run of this folder; return 0 if it finished."""
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     config = load_run(folder / CONFIG)
     resume = can_resume(config, folder)
     try:
@@ -45,11 +45,11 @@ def main(folder: Path, on: str, keep_models: bool, reuse: Path | None = None) ->
         reason = f"{type(error).__name__}: {error}{_site_reasons(folder)}"
         write_atomically(folder / FAILED, json.dumps({"error": reason}, indent=1) + "\n")
         return 1
-    write_atomically(
-        folder / DONE, json.dumps(_about(on, time.perf_counter() - began, reuse is not None), indent=1) + "\n"
-    )
     for name in [*LEFTOVERS, *([] if keep_models else ["central"])]:
         shutil.rmtree(folder / name, ignore_errors=True)
+    write_atomically(
+        folder / DONE, json.dumps(_about(on, time.perf_counter() - began, cpu, reuse is not None), indent=1) + "\n"
+    )
     return 0
 
 
@@ -94,10 +94,10 @@ def _site_reasons(folder: Path) -> str:
     return "".join(f"; {reason}" for reason in sorted(reasons))
 
 
-def _about(on: str, seconds: float, reused: bool) -> Facts:
+def _about(on: str, seconds: float, began: float, reused: bool) -> Facts:
     import torch
 
-    cpu = round(time.process_time(), 2)  # of this process alone
+    cpu = round(time.process_time() - began, 2)  # of this process alone
     return {
         "on": on,
         "seconds": round(seconds, 2),
@@ -115,8 +115,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _stop)
     try:
-        place, where, *options = sys.argv[1:]
-        shared = Path(options[options.index("--reuse") + 1]) if "--reuse" in options else None
-        sys.exit(main(Path(place), where, "--keep-models" in options, shared))
+        where, *places = sys.argv[1:]
+        keep = "--keep-models" in places
+        shared = Path(places[places.index("--reuse") + 1]) if "--reuse" in places else None
+        folders = [Path(place) for place in places if not place.startswith("--") and Path(place) != shared]
+        sys.exit(max(main(folder, where, keep, shared) for folder in folders))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,0 +1,105 @@
+"""Default settings on four families, six tasks and three methods: does any federation stay at chance?
+
+    python experiments/bench/defaults.py [--families small-bert ...] [--tasks sst2 ...]
+
+Three sites and a central model of one family, 200 labels a site, one round of six local epochs, texts of 32 tokens; no
+rate, no schedule, nothing is set but sizes. A run is at chance if its central model's accuracy is within two standard
+errors of what the commonest class would get. Texts come from ../shared/data, or from FEDSTILL_DATA. Resumes; writes
+experiments/bench/defaults.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+
+from fedstill.common.config import RunConfig
+from fedstill.deploy.launch.process import assemble
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+RESULTS = Path(__file__).resolve().parent / "defaults.json"
+FAMILIES = ("small-bert", "small-roberta", "small-xlnet", "small-t5")
+TASKS: dict[str, dict[str, Any]] = {
+    "film-reviews": {"train": {"keep": "end"}},
+    "sst2": {},
+    "ag_news": {},
+    "amazon": {"train": {"keep": "end"}},
+    "sst5": {},
+    "graded": {},
+}
+METHODS = ("fedid", "ds-fl", "mhat")
+TEXTS = 400
+
+
+def settings(family: str, task: str, method: str, seed: int) -> RunConfig:
+    """A run in which nothing is tuned."""
+    change = TASKS[task]
+    return RunConfig.model_validate(
+        {
+            "seed": seed,
+            "rounds": 1,
+            "task": {"name": task},
+            "data": {"private": 600, "public": 240, "labelled": 64, "test": TEXTS, "test_seed": 0, "alpha": 3.0},
+            "train": {"max_length": 32, "batch_size": 16, **change.get("train", {})},
+            "method": {"name": method, "local_epochs": 6, "distill_epochs": 3},
+            "central": {"model": family},
+            "report": {"alone": False, "centralized": False, "evaluate": "end"},
+            "sites": [{"name": name, "model": family} for name in ("north", "east", "south")],
+        }
+    )
+
+
+def main() -> None:
+    """Run what is missing, then print the table."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--families", nargs="*", default=list(FAMILIES))
+    arguments.add_argument("--tasks", nargs="*", default=list(TASKS))
+    arguments.add_argument("--seed", type=int, default=1)
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    os.environ.setdefault("FEDSTILL_DATA", str(DATA))
+    done: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for task in options.tasks:
+        for method in METHODS:
+            for family in options.families:
+                key = f"{task}/{method}/{family}/{options.seed}"
+                if key not in done:
+                    done[key] = one(settings(family, task, method, options.seed))
+                    RESULTS.write_text(json.dumps(done, indent=1) + "\n")
+                found = done[key]
+                print(
+                    f"{key:45} central {found['central']:.3f}  sites {found['sites']:.3f}  "
+                    f"commonest class {found['chance']:.3f}{'' if found['learned'] else '   AT CHANCE'}",
+                    flush=True,
+                )
+    print(f"{sum(not run['learned'] for run in done.values())} of {len(done)} runs are at chance")
+
+
+def one(config: RunConfig) -> dict[str, Any]:
+    """Run, and say what was reached."""
+    with tempfile.TemporaryDirectory() as scratch:
+        made = assemble(config, Path(scratch) / "run")
+        summary = made.run()
+        labels = np.asarray(made.federation.central.texts.test.labels)
+        shutil.rmtree(scratch, ignore_errors=True)
+    chance = float(np.bincount(labels).max() / len(labels))
+    central = float(summary["central"]["accuracy"])
+    limit = chance + 2 * math.sqrt(chance * (1 - chance) / len(labels))
+    sites = [float(site["after"]["accuracy"]) for site in summary["sites"].values()]
+    return {"central": central, "sites": float(np.mean(sites)), "chance": chance, "learned": central > limit}
+
+
+if __name__ == "__main__":
+    main()
