@@ -57,7 +57,8 @@ def test_a_run_that_fails_exits_with_1_and_the_reason(fedstill: Start, small_fil
     running = fedstill("run", str(small_file), "--set", "sites.south.model=/nowhere/model")
     assert running.finish() == 1
     output = running.output()
-    assert "site south: model folder /nowhere/model: is not there" in output
+    assert "fedstill: site south: model folder /nowhere/model: is not there; check the path (" in output
+    assert "<class" not in output
     assert "south" in output[output.index("not joined: ") :]
     assert running.summary()["status"] == "failed"
     assert nobody_left(running.folder)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
+from fedstill.common.config.files import load_run
 from fedstill.deploy import flower_commands as flower
 from fedstill.deploy.coordinator.keys import read_key
 from fedstill.deploy.healthy import healthy
 from fedstill.deploy.processes import Processes, free_port
 from fedstill.deploy.site.probe import knock
+from tests.conftest import SMALL
 
 from .conftest import COMMAND
 
@@ -39,12 +44,72 @@ class Coordinator:
         """A site's own file, in its own folder, with a key that was made there."""
         home = self.folder / name
         self.fedstill("keys", "new", str(home / "site.key"))
+        self.fedstill("certs", "site", name, str(home / "site.key.pub"))
+        (home / "site.crt").write_bytes((self.folder / f"certificates/sites/{name}.crt").read_bytes())
         (home / "ca.crt").write_bytes((self.folder / "certificates/ca.crt").read_bytes())
         (home / "site.toml").write_text(
             f'name = "{name}"\nmodel = "tiny-bert"\nsuperlink = "127.0.0.1:{fleet}"\nroot_certificates = "ca.crt"\n'
-            'private_key = "site.key"\nstate = "state"\n[limits]\nleave = ["predictions"]\nmb_per_run = 50\n'
+            'private_key = "site.key"\ncertificate = "site.crt"\nstate = "state"\n'
+            '[limits]\nleave = ["predictions"]\nmb_per_run = 50\n'
         )
         return home / "site.toml"
+
+
+THIEF = """
+from pathlib import Path
+Path({stolen!r}).write_text(Path({secret!r}).read_text())
+from flwr.clientapp import ClientApp
+app = ClientApp()
+"""
+ASKING = """
+import time
+from pathlib import Path
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.5)
+    [reply] = grid.send_and_receive([Message(RecordDict(), nodes[0], "query.join")], timeout=120)
+    Path({answer!r}).write_text(str(reply.error.reason))
+"""
+
+
+def hostile_bundle(folder: Path, stolen: Path, secret: Path, answer: Path) -> Path:
+    """A run of fedstill by its looks, whose client reads a file of the site."""
+    bundle = flower.write_bundle(folder, load_run(SMALL), "run", False)
+    (bundle / "fedstill_run/client.py").write_text(THIEF.format(stolen=str(stolen), secret=str(secret)))
+    (bundle / "fedstill_run/server.py").write_text(ASKING.format(answer=str(answer)))
+    return bundle
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_bundle_that_reads_a_file_is_not_run_at_a_site(tmp_path: Path, guarded: bool) -> None:
+    port, fleet, stream = free_port(), free_port(), free_port()
+    here, secret, stolen, answer = Coordinator(tmp_path), *(tmp_path / name for name in ("secret", "stolen", "answer"))
+    secret.write_text("a private text")
+    (tmp_path / "site.toml").write_text(
+        f'name = "north"\nmodel = "tiny-bert"\nsuperlink = "127.0.0.1:{fleet}"\ninsecure = true\nstate = "state"\n'
+    )
+    bundle = hostile_bundle(tmp_path / "app", stolen, secret, answer)
+    site = [*CLIENT, "--site", str(tmp_path / "site.toml"), "--skip-checks"]
+    stock = [str(Path(sys.executable).with_name("flower-supernode")), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
+             "--host", "127.0.0.1", "--port", str(free_port())]  # fmt: skip
+    with Processes(tmp_path / "logs", here.env) as processes:
+        where = ["--port", str(port), "--sites", f"127.0.0.1:{fleet}", "--stream", f"127.0.0.1:{stream}", "--insecure"]
+        processes.start("superlink", [COMMAND, "superlink", *where, "--state", str(tmp_path / "coordinator")])
+        processes.wait_for_port("superlink", port, 60)
+        processes.wait_for_port("superlink", fleet, 60)
+        processes.start("north", site if guarded else stock)
+        here.run(str(Path(sys.executable).with_name("flwr")), "run", str(bundle), "coordinator")
+        end = time.monotonic() + 150
+        while not answer.exists() and time.monotonic() < end:
+            time.sleep(0.5)
+        assert answer.exists(), processes.tail("north", 40)
+    assert stolen.exists() != guarded  # Flower's own SuperNode runs it
+    assert not guarded or "is not the fedstill that is installed here" in answer.read_text()
 
 
 def test_a_registered_site_takes_part_and_a_stranger_is_refused(tmp_path: Path, small_file: Path) -> None:
@@ -55,7 +120,13 @@ def test_a_registered_site_takes_part_and_a_stranger_is_refused(tmp_path: Path, 
     with Processes(tmp_path / "logs", here.env) as processes:
         where = ["--port", str(port), "--sites", f"127.0.0.1:{fleet}", "--stream", f"127.0.0.1:{stream}"]
         where += ["--health", f"127.0.0.1:{health}"]
-        files = ["--certificates", str(tmp_path / "certificates"), "--state", str(tmp_path / "coordinator")]
+        files = [
+            "--site-certificates",
+            "--certificates",
+            str(tmp_path / "certificates"),
+            "--state",
+            str(tmp_path / "coordinator"),
+        ]
         processes.start("superlink", [COMMAND, "superlink", *where, *files])
         processes.wait_for_port("superlink", port, 60)
         processes.wait_for_port("superlink", fleet, 60)

@@ -144,6 +144,6 @@ def test_a_package_that_cannot_be_imported_stops_nobody(tmp_path: Path) -> None:
         "from fedstill import METHODS\nassert 'mine' not in METHODS\nprint(METHODS['fedid'].name, len(METHODS))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["fedid", "31"]
+    assert done.stdout.split() == ["fedid", "32"]
     assert "broken:Mine (fedstill.methods) cannot be loaded: No module named 'broken'" in done.stderr
     assert "json:loads is called 'fedid' like a built-in one" in done.stderr

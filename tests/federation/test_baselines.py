@@ -34,7 +34,7 @@ def pair(federation: Make, small: Small) -> Callable[..., tuple[Federation, Fede
     """The same federation twice: one to run, one to write out."""
 
     def make(name: str, *changes: str) -> tuple[Federation, Federation]:
-        config = precise(small(f"method.name={name}", *QUICK, *changes))
+        config = precise(small(f"method.name={name}", *QUICK, "method.distill_dropout=true", *changes))
         return federation(config), federation(config)
 
     return make

@@ -55,7 +55,8 @@ def test_fedavg_refuses_different_models(federation: Make, small: Small) -> None
 
 
 def test_dsfl_sharpens_the_mean_of_probabilities_and_everybody_distils_it(federation: Make, small: Small) -> None:
-    changes = ("method.name=ds-fl", "rounds=1", "method.distill_epochs=2", "method.temperature=0.5")
+    changes = ("method.name=ds-fl", "rounds=1", "method.distill_epochs=2", "method.temperature=0.5",
+               "method.distill_dropout=true")  # fmt: skip
     one, two = federation(precise(small(*changes))), federation(precise(small(*changes)))
     one.run()
     train_alone(two, 1, step=0)

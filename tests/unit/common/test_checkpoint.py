@@ -77,10 +77,10 @@ def test_a_full_disk_names_the_file_and_keeps_the_one_before(tmp_path: Path, mon
     checkpoint.save(tmp_path, 1, ARRAYS, {"round": 1})
     write = checkpoint._write
 
-    def to_a_full_disk(path: Path, pieces: Iterable[bytes]) -> str:
+    def to_a_full_disk(path: Path, pieces: Iterable[bytes], mode: int) -> str:
         if path.name == "arrays.safetensors":
             path.symlink_to("/dev/full")  # every write there fails as on a full disk
-        return write(path, pieces)
+        return write(path, pieces, mode)
 
     monkeypatch.setattr(checkpoint, "_write", to_a_full_disk)
     with pytest.raises(CheckpointError, match=r"round-00002: cannot be written \(No space left.*free some space"):
@@ -141,3 +141,61 @@ def test_a_line_is_appended_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(OSError, match="No space left"):
         checkpoint.append_line(Path("/dev/full"), "line")
+
+
+def test_only_its_owner_reads_a_checkpoint(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        saved = checkpoint.save(tmp_path / "checkpoints", 1, ARRAYS, {})
+    finally:
+        os.umask(before)
+    for path in [tmp_path / "checkpoints", saved, *saved.iterdir()]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize("name", ["arrays.safetensors", "facts.json", "sha256.json"])
+def test_only_rounds_whose_checksums_pass_are_announced(tmp_path: Path, name: str) -> None:
+    for number in (1, 2, 3):
+        checkpoint.save(tmp_path, number, ARRAYS, {})
+    file = tmp_path / "round-00002" / name
+    file.write_bytes(b"x" + file.read_bytes()[1:])
+    assert checkpoint.rounds(tmp_path) == [1, 2, 3]
+    assert checkpoint.whole_rounds(tmp_path) == [1, 3]
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from fedstill.common import checkpoint
+
+class Cut(dict):
+    def items(self):
+        yield "w", np.zeros(1_000_000, np.float32)
+
+def end(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoint._packed = lambda arrays: iter([b"x" * 4_000_000, end()])
+checkpoint.save(Path(sys.argv[1]), 5, Cut(), {})
+"""
+
+
+def test_drafts_that_kills_leave_are_swept_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode == -9
+        assert len(list(tmp_path.glob(".draft-*"))) == 1  # each sweeps the one before
+    alive = tmp_path / ".draft-1-00009"
+    alive.mkdir()
+    with checkpoint._held(alive):
+        checkpoint.save(tmp_path, 6, ARRAYS, {})
+        assert [draft.name for draft in tmp_path.glob(".draft-*")] == [alive.name]
+    assert checkpoint.whole_rounds(tmp_path) == [6]
+    assert not list(tmp_path.glob(".draft-*"))
+
+
+def test_a_round_that_is_done_again_replaces_the_one_before(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, ARRAYS, {"try": 1})
+    checkpoint.save(tmp_path, 1, ARRAYS, {"try": 2})
+    assert checkpoint.load(tmp_path, 1)[1] == {"try": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["round-00001"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +23,9 @@ from fedstill.deploy.coordinator.certificates import (
     make_authority,
     make_server,
     read_certificate,
+    renew,
     weaknesses,
+    write_secret,
 )
 
 # openssl req -x509 -newkey ec -sha1 -days 36500: the library itself signs nothing with SHA-1 any more
@@ -128,3 +132,44 @@ def test_an_expired_authority_signs_nothing_more(folder: Path) -> None:
     (folder / "ca.crt").write_bytes(old.public_bytes(serialization.Encoding.PEM))
     with pytest.raises(CertificateError, match=r"ca\.crt: it expired on"):
         make_server(folder, HOSTS)
+
+
+def test_a_renewed_pair_changes_at_once_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_authority(tmp_path)
+    make_server(tmp_path, ["localhost", "127.0.0.1"])
+    files = Certificates.of(tmp_path)
+    first = check_server(files).serial_number
+    renewed = check_server(renew(tmp_path))
+    assert renewed.serial_number != first
+    assert hosts_of(renewed) == ["localhost", "127.0.0.1"]
+    real = os.replace
+    for cut in range(1, 9):  # a power cut before each of its renames
+        seen = 0
+
+        def renaming(source: object, target: object, cut: int = cut) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == cut:
+                raise OSError("power cut")
+            real(source, target)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", renaming)
+            patch.setattr(Path, "replace", lambda self, target: renaming(self, target))
+            with contextlib.suppress(OSError):
+                renew(tmp_path)
+        check_server(files)  # key and certificate belong together, whenever it was cut
+    assert files.key.stat().st_mode & 0o077 == 0
+    renew(tmp_path)
+    assert len([place for place in (tmp_path / "server.pairs").iterdir() if not place.is_symlink()]) == 1
+
+
+def test_a_pair_of_plain_files_is_renewed_too(tmp_path: Path) -> None:
+    make_authority(tmp_path)
+    files = make_server(tmp_path, ["localhost"])
+    pair = files.key.read_bytes(), files.certificate.read_bytes()
+    shutil.rmtree(tmp_path / "server.pairs")
+    files.key.unlink(), files.certificate.unlink()
+    write_secret(files.key, pair[0])
+    files.certificate.write_bytes(pair[1])
+    assert check_server(renew(tmp_path)).serial_number != x509.load_pem_x509_certificate(pair[1]).serial_number

@@ -69,3 +69,25 @@ def test_a_private_key_is_not_sent_to_the_coordinator_by_mistake(tmp_path: Path)
 def test_a_site_that_nobody_registered_cannot_be_revoked(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="there is no site 'north' at nowhere; registered from here: none"):
         keys.revoke("north", "nowhere", {"FLWR_HOME": str(tmp_path)})
+
+
+def test_a_new_key_is_in_before_the_old_one_is_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, calls, last = {"FLWR_HOME": str(tmp_path)}, list[str](), iter(range(7, 99))
+
+    def flwr(words: list[str], env: object) -> dict[str, object]:
+        calls.append(words[1])
+        if words[1] == "unregister" and len(calls) == 3:
+            raise keys.flower.FlowerError("the line is cut")
+        return {"node-id": next(last)}
+
+    monkeypatch.setattr(keys.flower, "call", flwr)
+    one, two = keys.new_key(tmp_path / "one"), keys.new_key(tmp_path / "two")
+    with pytest.raises(CertificateError, match="there is no site 'north'"):
+        keys.rotate(two, "north", "c", env)
+    keys.register(one, "north", "c", env)
+    with pytest.raises(keys.flower.FlowerError):
+        keys.rotate(two, "north", "c", env)
+    assert keys.rotate(two, "north", "c", env) == 8  # run again: it goes on where it was cut
+    assert calls == ["register", "register", "unregister", "unregister"]
+    [entry] = keys._book("c", env).values()
+    assert entry["fingerprint"] == keys.fingerprint(two.read_text())

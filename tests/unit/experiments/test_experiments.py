@@ -102,7 +102,6 @@ def test_fedid_is_at_the_papers_settings() -> None:
         "local_epochs": 3,
         "distill_epochs": 3,
         "feedback": "exact",
-        "lambda": "1/eta",
     }
     assert len({site.model for site in config.sites}) == 4
     assert one.settings.paper["fedid"] == 91.8

@@ -140,6 +140,7 @@ def test_the_report_needs_nothing_beside_itself(file: Path, tmp_path: Path) -> N
     assert {(a or b)[:22] for a, b in references} == {
         "data:image/png;base64,",
         "#table",
+        "#intervals",
         "#pictures",
         "#settings",
         "#about",

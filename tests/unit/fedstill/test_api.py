@@ -13,7 +13,7 @@ import fedstill
 def test_the_public_names_are_these() -> None:
     assert fedstill.__all__ == [
         "METHODS", "TASKS", "Ask", "Classifier", "ConfigError", "Federation", "Message", "Method", "Params", "Reply",
-        "Result", "Round", "RunConfig", "Task", "__version__", "load_run", "run", "site_verb",
+        "Result", "Round", "RunConfig", "Shield", "Task", "__version__", "load_run", "run", "site_verb",
     ]  # fmt: skip
     assert dir(fedstill) == sorted(fedstill.__all__)
     for name in fedstill.__all__:

@@ -71,8 +71,8 @@ def test_the_test_set_may_have_a_mix_of_labels_of_its_own() -> None:
     pools = Pools(texts(50), test=texts(9000, classes=3))
 
     def mix(seed: int, alpha: float | None, size: int = 600) -> np.ndarray:
-        data = DataConfig(private=20, public=10, labelled=10, test=size, test_alpha=alpha)
-        found = make_splits(pools, data, seed).test
+        data = DataConfig(private=20, public=10, labelled=10, test=size, test_alpha=alpha, test_seed=seed)
+        found = make_splits(pools, data, 1).test
         assert len(set(found.texts)) == size
         return np.bincount(found.labels, minlength=3) / size
 
@@ -85,6 +85,37 @@ def test_the_test_set_may_have_a_mix_of_labels_of_its_own() -> None:
     assert np.allclose(mix(1, 0.01, 9000), 1 / 3)  # all there are, whatever was wished for
     with pytest.raises(DataError, match="the task has none of its own"):
         make_splits(Pools(texts(50)), DataConfig(private=20, public=5, labelled=5, test=10, test_alpha=0.8), 1)
+
+
+def test_another_mix_of_test_labels_is_drawn_once_for_all_seeds() -> None:
+    data = DataConfig(private=20, public=10, labelled=10, test=300, test_alpha=0.8)
+    pools = Pools(texts(50), test=texts(9000, classes=3))
+    assert make_splits(pools, data, 1).test.texts == make_splits(pools, data, 2).test.texts
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_all_seeds_can_be_tested_alike_and_draw_from_one_pool(own: bool) -> None:
+    pools = Pools(texts(900), test=texts(90) if own else None)
+    data = DataConfig(private=100, public=40, labelled=10, test=50, test_seed=4, pool=200)
+    one, two = make_splits(pools, data, 1), make_splits(pools, data, 2)
+    assert one.test.texts == two.test.texts
+    assert len(one.test) == 50
+    assert one.private.texts != two.private.texts
+    drawn = {text for seed in range(40) for text in make_splits(pools, data, seed).private.texts}
+    assert len(drawn) == 200
+    if not own:
+        assert not drawn & set(one.test.texts)
+
+
+def test_labelled_texts_can_stand_blind_among_the_public_ones() -> None:
+    data = DataConfig(private=20, public=40, labelled=10, test=20)
+    open_, blind = (make_splits(Pools(texts(100)), data.model_copy(update={"blind": b}), 1) for b in (False, True))
+    assert not len(open_.blind)
+    assert blind.labelled.texts == open_.labelled.texts
+    assert [blind.public.texts[row] for row in blind.blind] == list(blind.labelled.texts)
+    assert sorted(blind.public.texts) == sorted([*open_.public.texts, *open_.labelled.texts])
+    assert blind.public.labels is None
+    assert not np.array_equal(np.sort(blind.blind), np.arange(40, 50))  # not all at the end, where a site would look
 
 
 def test_who_knows_labels_and_domains_of_a_public_file_and_who_does_not_agree_on_its_texts() -> None:

@@ -44,13 +44,48 @@ def test_per_text_is_the_regulariser_beside_the_mean_loss(features: tuple[np.nda
     assert np.allclose(found.coefficients, wanted[:-1], atol=2e-2)
 
 
-def test_noise_has_the_variance_of_the_formula() -> None:
-    variance = certainty.noise_variance(100, 0.01, 0.1, 1e-5)
-    assert variance == pytest.approx(2 * math.log(125000) * 4 / 0.01)  # s = 2 / (100 x 0.01) = 2
+def test_noise_has_the_deviation_of_the_formula() -> None:
+    deviation = certainty.gaussian_deviation(0.1, 1e-5)
+    assert deviation**2 == pytest.approx(2 * math.log(125000) / 0.01)
     plain = certainty.Regression(np.zeros(20000), 0.0, 1.0)
-    noisy = certainty.with_noise(plain, variance, np.random.default_rng(0))
-    assert np.var(noisy.coefficients) == pytest.approx(variance, rel=0.05)
+    noisy = certainty.with_noise(plain, deviation, np.random.default_rng(0).standard_normal)
+    assert np.std(noisy.coefficients) == pytest.approx(deviation, rel=0.05)
     assert noisy.intercept != 0
+
+
+@pytest.mark.parametrize("per_text", [True, False])
+def test_one_text_moves_a_bounded_regression_by_its_sensitivity_at_most(per_text: bool) -> None:
+    rng = np.random.default_rng(0)
+    bound = certainty.sensitivity(12, 0.5, per_text)
+    farthest = 0.0
+    for case in range(40):
+        own, other = rng.normal(size=(8, 3)), rng.normal(size=(4, 3))
+        changed = own.copy()
+        changed[0] = -np.sign(own[1:].sum(axis=0)) * (10.0 if case % 2 else 1e-3)
+        one, two = (certainty.fit_bounded(texts.astype(np.float32), other.astype(np.float32), 0.5, per_text)
+                    for texts in (own, changed))  # fmt: skip
+        moved = np.append(one.coefficients - two.coefficients, one.intercept - two.intercept)
+        farthest = max(farthest, float(np.linalg.norm(moved)))
+    assert 0.02 * bound < farthest <= bound
+
+
+def test_the_papers_regression_is_moved_further_than_its_formula_says() -> None:
+    # one text of a hundred times the others' norm sets the scale, and nothing holds the intercept
+    rng = np.random.default_rng(1)
+    own, other = rng.normal(1.0, 0.1, (80, 3)).astype(np.float32), rng.normal(-1.0, 0.1, (40, 3)).astype(np.float32)
+    changed = own.copy()
+    changed[0] *= 100
+    one, two = certainty.fit(own, other, 0.5), certainty.fit(changed, other, 0.5)
+    moved = np.append(one.coefficients - two.coefficients, one.intercept - two.intercept)
+    assert np.linalg.norm(moved) > 5 * 2 / (120 * 0.5)
+
+
+def test_bounded_scores_do_not_depend_on_a_texts_length(features: tuple[np.ndarray, ...]) -> None:
+    own, other, asked = features
+    found = certainty.fit_bounded(own, other, 0.01)
+    assert np.allclose(certainty.scores(found, asked), certainty.scores(found, asked * 7), atol=1e-6)
+    right = np.concatenate([certainty.scores(found, own) > 0.5, certainty.scores(found, other) < 0.5])
+    assert right.mean() > 0.8
 
 
 def test_each_text_is_weighed_by_who_knows_its_like() -> None:

@@ -195,6 +195,8 @@ def test_scalar_feedback_by_hand() -> None:
         ({"feedback": "exact", "optimizer_state": "fresh"}, "set optimizer_state = 'persistent'"),
         ({"feedback": "exact", "aggregation": "median"}, "set aggregation = 'mean'"),
         ({"feedback": "none", "distil": False}, "nothing to learn"),
+        ({"feedback": "exact", "lambda": "1/eta"}, "leave lambda at 1"),
+        ({"distill_dropout": True}, "set dropout instead"),
         ({"lambda": -1.0}, "greater than or equal to 0"),
         ({"lambda": "eta"}, "1/eta"),
     ],

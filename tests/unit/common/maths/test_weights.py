@@ -72,12 +72,12 @@ def test_logits_are_averaged_by_site_or_by_site_and_class() -> None:
     assert mean_predictions(logits, by_class).tolist() == [[1.0, 4.0]]
 
 
-def test_the_beta_that_agrees_best_with_the_reference_wins() -> None:
-    """CE(r, p) is least at p = r: logits of log r are the best, and of two equals the smaller beta is taken."""
-    r = np.array([[0.8, 0.2], [0.3, 0.7]])
-    right, wrong = np.log(r).astype(np.float32), np.log(r[:, ::-1]).astype(np.float32)
-    assert best_beta({1.0: wrong, 10.0: right, 5.0: np.zeros((2, 2), np.float32)}, r) == 10.0
-    assert best_beta({10.0: right, 5.0: right.copy()}, r) == 5.0
+def test_the_beta_that_predicts_the_labels_best_wins() -> None:
+    """CE is -log 0.8 and -log 0.7 for the right order, and of two equals the smaller beta is taken."""
+    p, labels = np.array([[0.8, 0.2], [0.3, 0.7]]), np.array([0, 1])
+    right, wrong = np.log(p).astype(np.float32), np.log(p[:, ::-1]).astype(np.float32)
+    assert best_beta({1.0: wrong, 10.0: right, 5.0: np.zeros((2, 2), np.float32)}, labels) == 10.0
+    assert best_beta({10.0: right, 5.0: right.copy()}, labels) == 5.0
 
 
 def test_entropy_and_losses_by_hand() -> None:

@@ -11,8 +11,9 @@ import torch
 from fedstill.common.config import LearnerConfig, ModelConfig, TrainConfig
 from fedstill.common.data.tasks import TASKS
 from fedstill.common.maths.losses import cross_entropy
-from fedstill.common.models.learner import Learner
+from fedstill.common.models.learner import Learner, together
 from fedstill.common.models.loading import load_model
+from fedstill.common.models.text_model import ModelError
 from fedstill.common.models.tokens import Encoded
 from fedstill.common.practice import Practice
 
@@ -139,3 +140,43 @@ def test_an_epoch_may_be_a_number_of_steps_and_the_rate_rises_before_it_falls() 
     assert rates == pytest.approx([0, 0.5, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
     assert max(moves) <= 0.5 + 1e-4  # plain steps are rate times gradient, and the gradient is cut
     assert moves[1] == pytest.approx(0.25, abs=1e-3)
+
+
+def test_every_way_to_train_clips() -> None:
+    model = load_model(ModelConfig(name="tiny-bert", max_length=16), TASKS["film-reviews"], seed=3)
+    learner = Learner("north", model, LearnerConfig(), TrainConfig(learning_rate=1.0, clip=0.5), seed=5)
+    texts, practice = model.encode(TEXTS), Practice(optimizer="sgd")
+
+    def loss() -> torch.Tensor:
+        return 100 * model(texts.batch(range(4))).pow(2).sum()
+
+    before = weights(learner)
+    learner.descend(lambda: [loss()], 1, "local", practice)
+    assert float((weights(learner) - before).norm()) == pytest.approx(0.5, abs=1e-3)
+    before = weights(learner)
+    together([learner], "local", practice, 1)(loss())
+    assert float((weights(learner) - before).norm()) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_call_without_dropout_trains_as_it_predicts() -> None:
+    model = load_model(ModelConfig(name="tiny-bert", max_length=16), TASKS["film-reviews"], seed=3)
+    learner = Learner("north", model, LearnerConfig(), TrainConfig(learning_rate=0.1), seed=5)
+    texts, seen = model.encode(TEXTS), []
+
+    def loss(logits: torch.Tensor, places: np.ndarray) -> torch.Tensor:
+        seen.append(logits.detach().numpy()[np.argsort(places)])
+        return 0.0 * logits.sum()
+
+    for dropout in (False, True):
+        with learner.at("test", dropout):
+            learner.fit(texts, np.arange(4), loss, 1, "local", Practice(optimizer="sgd", dropout=dropout))
+    predicted = learner.predict(texts, np.arange(4))
+    assert np.allclose(seen[0], predicted, atol=1e-6)
+    assert not np.allclose(seen[1], predicted, atol=1e-3)
+
+
+def test_a_loss_that_is_no_number_stops_with_the_key_to_change() -> None:
+    model = load_model(ModelConfig(name="tiny-bert", max_length=16), TASKS["film-reviews"], seed=3)
+    learner = Learner("north", model, LearnerConfig(), TrainConfig(learning_rate=1e30), seed=5)
+    with pytest.raises(ModelError, match=r"training broke down: the loss is .* lower learning_rate"):
+        learner.fit(model.encode(TEXTS), np.arange(10), lambda z, i: z.pow(2).sum(), 9, "local", Practice("sgd"))
