@@ -8,8 +8,8 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo docs test test-unit test-federation test-deploy test-faults test-portable lint types tree check bench-exchange bench-transport bench-bytes \
-	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-train bench-path bench-models pretrain clean
+.PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-faults test-portable fuzz soak soak-short lint types tree check bench-exchange bench-transport bench-bytes \
+	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-path bench-models bench-features bench-defaults screen pretrain clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -46,6 +46,15 @@ test-faults: $(READY) ## sites, ServerApp and SuperLink killed 20 times each in 
 test-portable: $(READY) ## unit and federation tests on other instruction sets and thread counts, as on other machines
 	$(BIN)/python experiments/bench/portable.py
 
+fuzz: $(READY) ## one site sends nonsense in whole runs of every method: 100,000 Replies, 700 runs, about ten minutes
+	FEDSTILL_FUZZ=4000 $(BIN)/pytest -q tests/federation/test_replies.py
+
+soak: $(READY) ## 2,000 tiny rounds under kills, cuts, slow sites, a lost coordinator and hostile frames; under an hour; writes experiments/bench/soak.json
+	$(BIN)/python experiments/bench/soak.py
+
+soak-short: $(READY) ## the same with 400 rounds, about ten minutes
+	$(BIN)/python experiments/bench/soak.py --rounds 400
+
 lint: $(READY) tree ## ruff, on form and content; import-linter, on the direction of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -62,6 +71,10 @@ check: lint types ## lint and types
 
 docs: $(READY) ## build the documentation, strictly and offline
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+RUN ?= runs/latest
+screenshots: $(READY) ## pictures of a run's live page and report into docs/pictures, with Chromium: make screenshots RUN=runs/NAME
+	$(BIN)/python docs/screenshots.py $(RUN)
 
 bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's messages; writes experiments/bench/exchange.json
 	$(BIN)/python experiments/bench/exchange.py
@@ -94,6 +107,12 @@ bench-poison: $(READY) ## liars among ten sites, by attack, share and rule; resu
 bench-membership: $(READY) ## membership inference through predictions, with and without noise; writes experiments/bench/membership.json
 	$(BIN)/python experiments/bench/membership.py
 
+bench-dp: $(READY) ## DP-SGD beside noise on predictions: accuracy and membership AUC by epsilon, 5 seeds; an hour, resumes; writes experiments/bench/dp.json
+	$(BIN)/python experiments/bench/dp.py
+
+bench-secure: $(READY) ## bytes and seconds of secure sums beside plain runs; writes experiments/bench/secure_sum.json
+	$(BIN)/python experiments/bench/secure_sum.py
+
 bench-path: $(READY) ## our functions and files that one FedID batch passes; writes experiments/bench/path.json
 	$(BIN)/python experiments/bench/path.py
 
@@ -102,6 +121,15 @@ bench-train: $(READY) ## one FedID round in CPU seconds beside a lean loop of pl
 
 bench-models: $(READY) ## the small trained models beside random twins, probe and fine-tuning; resumes; writes experiments/bench/small_models.json
 	$(BIN)/python experiments/bench/small_models.py
+
+bench-features: $(READY) ## a FedID round on cached features beside whole models; writes experiments/bench/features.json
+	$(BIN)/python experiments/bench/features.py
+
+bench-defaults: $(READY) ## default settings on 4 families x 6 tasks x 3 methods, with texts from ../shared/data; resumes; writes experiments/bench/defaults.json
+	$(BIN)/python experiments/bench/defaults.py
+
+screen: $(READY) ## our methods and the papers' on cached features, 20 paired seeds a task; hours, resumes; tables in runs/compare
+	FEDSTILL_DATA=$${FEDSTILL_DATA:-../shared/data} $(BIN)/fedstill compare experiments/screen/methods.toml
 
 pretrain: $(READY) ## distil MiniLM into the four small models of common/models/weights, with texts from ../shared/data; hours
 	$(BIN)/python experiments/pretraining/distil.py

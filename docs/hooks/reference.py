@@ -220,6 +220,7 @@ def site_file() -> str:
         section("[data]", c.SiteData),
         section("[limits]", c.LimitsConfig),
         section("[privacy]", c.PrivacyConfig),
+        section("[approval]", c.ApprovalConfig),
         section("[task]", c.SiteTask),
         section("[lora]", c.LoraConfig),
     )
@@ -248,8 +249,9 @@ def command_line() -> str:
 
 def _command(path: tuple[str, ...], command: Any, level: int = 2) -> list[str]:
     lines = [f"{'#' * level} {' '.join(path)}", "", _plain(command.help or ""), ""]
-    if hasattr(command, "commands"):
-        return lines + [line for name, one in command.commands.items() for line in _command((*path, name), one, 3)]
+    inner = [line for name, one in getattr(command, "commands", {}).items() for line in _command((*path, name), one, 3)]
+    if inner and not command.invoke_without_command:
+        return lines + inner
     params = [one for one in command.params if one.name not in ("install_completion", "show_completion", "help")]
     arguments = [one for one in params if one.param_type_name == "argument"]
     usage = " ".join([*path, *(f"[{m}]" if not one.required else m for one in arguments if (m := _metavar(one)))])
@@ -259,7 +261,7 @@ def _command(path: tuple[str, ...], command: Any, level: int = 2) -> list[str]:
         for one in params
     ]
     lines += ["```", usage + (" [OPTIONS]" if len(params) > len(arguments) else ""), "```"]
-    return lines + (table(("argument or option", "default", "meaning"), rows) if rows else [""])
+    return lines + (table(("argument or option", "default", "meaning"), rows) if rows else [""]) + inner
 
 
 def _argument_helps(command: Any) -> dict[str, str]:
@@ -299,7 +301,7 @@ def python() -> str:
     groups = {
         "Run a federation": ("run", "Result", "Classifier"),
         "Configuration": ("load_run", "RunConfig", "ConfigError"),
-        "Write a method": ("Method", "Params", "Round", "site_verb", "Message", "Ask", "Reply"),
+        "Write a method": ("Method", "Params", "Round", "site_verb", "Shield", "Message", "Ask", "Reply"),
         "Drive a run yourself": ("Federation",),
         "Catalogues": ("METHODS", "TASKS", "Task"),
     }
@@ -327,11 +329,11 @@ def verbs() -> str:
 
     known = {name: verb for name, verb in sorted(all_verbs().items()) if verb.work.__module__.startswith("fedstill.")}
     rows = [
-        [f"[`{name}`](#{_anchor(name)})", ", ".join(verb.leaves) or "nothing", verb.phase or "the current one",
-         "step" if verb.quick else "train"]
+        [f"[`{name}`](#{_anchor(name)})", ", ".join(verb.leaves) or "nothing", _under_privacy(verb),
+         verb.phase or "the current one", "step" if verb.quick else "train"]
         for name, verb in known.items()
     ]  # fmt: skip
-    parts = [table(("verb", "what leaves the site", "phase", "deadline"), rows)]
+    parts = [table(("verb", "what leaves the site", "under `[privacy]`", "phase", "deadline"), rows)]
     for name, verb in known.items():
         where = Path(str(inspect.getsourcefile(verb.work))).resolve().relative_to(ROOT)
         parts.append([f"## {name}", "", f"{verb.about} Declared in `{where}`.", ""])
@@ -343,11 +345,21 @@ def verbs() -> str:
         "Verbs",
         "A verb is one thing a site can be asked. It is declared once, beside the function that answers it; limits, "
         "costs, deadlines and the check of every Reply follow from that declaration. `limits.leave` in site.toml names "
-        "the kinds that may leave, `limits.verbs` the verbs that are answered at all. Quick verbs have "
+        "the kinds that may leave, `limits.verbs` the verbs that are answered at all. A site with `[privacy]` answers "
+        "only verbs that have a shield, and of their answers only what it names. Quick verbs have "
         "`exchange.step_deadline`, the others `exchange.train_deadline`. Every Reply also carries `seconds`, and a "
         "site with a privacy budget adds `privacy`.",
         *parts,
     )
+
+
+def _under_privacy(verb: Any) -> str:
+    shield = verb.shield
+    if shield is None:
+        return "refused"
+    parts = [*shield.plain, *(f"{one} with noise" for one in (*shield.noised, *shield.charged))]
+    parts += [f"{one} after DP-SGD" for one in shield.learned]
+    return ", ".join(parts) or ("nothing, after DP-SGD" if shield.after_training else "nothing")
 
 
 FIELDS = ("field", "travels as", "type", "default", "meaning")
