@@ -24,6 +24,7 @@ log = logging.getLogger("flwr")
 Admit = Callable[[Facts], str | None]
 Notice = Callable[[str, Facts], None]
 POLL = 1.0
+AWAY = {3, 4, 5}  # Flower's error codes for a message that is gone and for a node that missed its heartbeats
 
 
 class JoinError(RuntimeError):
@@ -98,6 +99,7 @@ class FlowerLink(Link):
         self.sites = {}
         self._joins: dict[str, int] = {}  # id of a join message -> node
         self._errors: dict[int, str] = {}  # node -> why its join failed
+        self._away: set[int] = set()  # nodes whose join failed because Flower did not reach them
         self._invited: dict[int, str] = {}  # node -> when Flower says that it was activated
         self.node_of: dict[str, int] = {}  # of the sites that have joined
         self._registered: dict[int, str] = {}  # node -> the name that its key was registered under
@@ -144,6 +146,7 @@ class FlowerLink(Link):
             raise JoinError("the run names no sites: write [[sites]] tables, or set exchange.sites to their number")
         end = time.monotonic() + self.config.exchange.join_deadline
         while True:
+            self._forget_absent()
             self._invite(facts)
             before, self.sites = self.sites, self._in_order(joined())
             new = [name for name in self.sites if name not in before]
@@ -151,10 +154,18 @@ class FlowerLink(Link):
                 self.notice("site_joined", {"site": name, "joined": number, "wanted": wanted})
             if len(self.sites) >= wanted:
                 return
-            hopeful = set(self._joins.values()) | set(self.node_of.values())
+            hopeful = set(self._joins.values()) | set(self.node_of.values()) | self._away
             if time.monotonic() > end or (self._errors and len(hopeful) < wanted):
                 raise self._join_error()
             time.sleep(POLL / 2)
+
+    def _forget_absent(self) -> None:
+        """Invite a node that Flower did not reach again once it is listed: after a restart of the SuperLink or of a
+        host, nodes take a while to report, and an absent node has refused nothing."""
+        for node in self._away:
+            self._errors.pop(node, None)
+            self._invited.pop(node, None)
+        self._away.clear()
 
     def _pull_joins(self) -> Iterator[tuple[int, RecordDict]]:
         """Yield the joins answered since the last call; errors are kept by node."""
@@ -164,6 +175,8 @@ class FlowerLink(Link):
             node = self._joins.pop(message.metadata.reply_to_message_id, message.metadata.src_node_id)
             if message.has_error():
                 self._errors[node] = plain(sentence(str(message.error.reason)))
+                if message.error.code in AWAY:
+                    self._away.add(node)
                 self.notice("join_failed", {"node": str(node), "reason": self._errors[node]})
             else:
                 yield node, message.content

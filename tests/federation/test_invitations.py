@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -36,7 +37,8 @@ class Nodes(Grid):
         for node in self.info.values():
             node.last_activated_at = "in the morning"
         self.joins: list[int] = []
-        self.failed: list[tuple[str, int, str]] = []
+        self.failed: list[tuple[str, int, str, int]] = []
+        self.unreached = 0  # how many joins Flower answers itself: no heartbeat from that node
         self.up: dict[int, int] = dict.fromkeys(self.info, 0)  # which start of the node runs
 
     def set_run(self, run: Any) -> None: ...
@@ -64,6 +66,10 @@ class Nodes(Grid):
             self.joins.append(node)
             names.append(name)
             facts = from_records(message.content)[1]
+            if self.unreached:
+                self.unreached -= 1
+                self.failed.append((name, node, "Error: Node Unavailable", ErrorCode.NODE_UNAVAILABLE))
+                continue
             threading.Thread(target=self._serve, args=(name, node, facts, self.up[node]), daemon=True).start()
         return names
 
@@ -83,7 +89,7 @@ class Nodes(Grid):
             with contextlib.suppress(Ended):
                 session.serve()
         except (SessionLost, SessionRefused) as error:
-            self.failed.append((name, node, str(error)))
+            self.failed.append((name, node, str(error), ErrorCode.CLIENT_APP_RAISED_EXCEPTION))
 
     def killed_and_back(self, node: int) -> None:
         """The SuperNode is another process; Flower has seen it come and not go."""
@@ -91,10 +97,10 @@ class Nodes(Grid):
         self.info[node].last_activated_at = f"start {self.up[node]}"
 
 
-def _error(name: str, node: int, reason: str) -> Any:
+def _error(name: str, node: int, reason: str, code: int) -> Any:
     """As much of Flower's error reply as a link reads."""
     about = SimpleNamespace(reply_to_message_id=name, src_node_id=node)
-    return SimpleNamespace(metadata=about, has_error=lambda: True, error=SimpleNamespace(reason=reason))
+    return SimpleNamespace(metadata=about, has_error=lambda: True, error=SimpleNamespace(reason=reason, code=code))
 
 
 @pytest.fixture
@@ -146,6 +152,14 @@ def test_a_site_that_was_killed_and_is_back_at_once_is_invited_again_and_only_th
     assert nodes.joins == [1, 2, 1]
     answers = {reply.node: reply for reply in link.deliver(everybody, 30)}
     assert answers["north"].metrics == {"start": 1}  # type: ignore[union-attr]
+
+
+def test_a_site_that_flower_does_not_reach_yet_is_invited_until_it_joins(opened: Callable[..., StreamLink]) -> None:
+    """As after a restart of the SuperLink: nodes are listed whose heartbeats are too old."""
+    nodes = Nodes({1: "north", 2: "south"})
+    nodes.unreached = 3
+    assert opened(nodes).node_of == {"north": 1, "south": 2}
+    assert sorted(nodes.joins) == [1, 1, 1, 2, 2] or sorted(nodes.joins) == [1, 1, 2, 2, 2]
 
 
 def test_a_key_is_bound_to_the_name_that_it_was_registered_under(opened: Callable[..., StreamLink]) -> None:
