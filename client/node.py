@@ -94,7 +94,7 @@ class Node:
             "model": Path(self.site.model).name,
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
             "travelling": sum(p.numel() for p in self.learner.parameters),
-            "rates": self.learner.rates,
+            "rates": {**self.learner.rates, "warmup": self.learner.warmup},
             "texts": self.size,
             "labels": list(self.task.labels),
             "public": self.fingerprint,

@@ -140,6 +140,9 @@ class Federation:
         self._drive(self.method.check_sites(self))
         self.costs.setup += time.perf_counter() - began
         self.record.event("joined", sites=link.sites)
+        central = self.central.learner
+        rates = {name: greeting.get("rates") or {} for name, greeting in link.sites.items()}
+        self.record.note_rates({"central": {**central.rates, "warmup": central.warmup}, **rates})
         done = recovery.resume(self) if resume else None
         if done is None:
             self._yardsticks()

@@ -7,7 +7,7 @@ import csv
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,19 @@ class Record:
                 f"{self.folder}: cannot be written ({error.strerror}); free some space or check the folder's "
                 f"permissions, then go on with: fedstill resume {self.folder.name}"
             ) from None
+
+    def note_rates(self, rates: Mapping[str, Mapping[str, float]]) -> None:
+        """Write the rates that every model trains at below the settings in config.toml, as comments, once."""
+        path, heading = self.folder / "config.toml", "# Rates as resolved: where nothing above sets one"
+        with self._writing():
+            text = path.read_text(encoding="utf-8")
+            if heading not in text:
+                lines = [
+                    f"# {name}: learning {of['local']:g}, distillation {of['distil']:g}, warm-up {of['warmup']:g}"
+                    for name, of in rates.items()
+                    if {"local", "distil", "warmup"} <= set(of)
+                ]
+                write_atomically(path, f"{text}\n{heading}, each model brings its own.\n" + "\n".join(lines) + "\n")
 
     def event(self, kind: str, **facts: object) -> None:
         """Append one line to events.jsonl."""

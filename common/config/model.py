@@ -52,7 +52,8 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.0, ge=0)  # of AdamW
     epoch_steps: int | None = Field(None, ge=1)  # steps in a local epoch, instead of one pass
     clip: float | None = Field(None, gt=0)  # the norm to which each gradient is clipped
-    warmup: float = Field(0.0, ge=0, lt=1)  # share of a falling schedule spent on warm-up
+    # share of a falling schedule spent on warm-up; by default none, or the model's own where it brings its rate as well
+    warmup: float | None = Field(None, ge=0, lt=1)
 
 
 class LearnerConfig(Section):

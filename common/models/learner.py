@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedstill.common.checkpoint import Nested
 from fedstill.common.config import LearnerConfig, TrainConfig
-from fedstill.common.models.defaults import default_rates
+from fedstill.common.models.defaults import defaults_of
 from fedstill.common.models.text_model import ModelError, TextModel
 from fedstill.common.models.tokens import Encoded
 from fedstill.common.practice import Practice
@@ -44,12 +44,14 @@ class Learner:
     def __init__(self, name: str, model: TextModel, settings: LearnerConfig, train: TrainConfig, seed: int) -> None:
         self.name, self.model, self.seed = name, model, seed
         self.batch_size = settings.batch_size or train.batch_size
-        defaults, rate = default_rates(model, central=name == CENTRAL), settings.learning_rate or train.learning_rate
+        defaults, rate = defaults_of(model, central=name == CENTRAL), settings.learning_rate or train.learning_rate
         local, distil = (rate, rate) if rate else (defaults.local, defaults.distil)
         self.rates: dict[Purpose, float] = {
             "local": local, "distil": settings.distill_rate or distil, "assign": local
         }  # fmt: skip
-        self.weight_decay, self.clip, self.warmup = train.weight_decay, train.clip, train.warmup
+        own_warmup = 0.0 if rate else defaults.warmup  # rates that somebody set come with their own schedule
+        self.warmup = own_warmup if train.warmup is None else train.warmup
+        self.weight_decay, self.clip = train.weight_decay, train.clip
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.compute_seconds = 0.0
         self._optimizers: dict[str, torch.optim.Optimizer] = {}

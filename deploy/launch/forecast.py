@@ -38,6 +38,7 @@ class Trial:
     bytes: int  # of the weights
     batch: int  # texts in a step
     rates: Mapping[str, float]
+    warmup: float  # share of a falling schedule
     step: float  # seconds of one training step
     prediction: float  # seconds of predicting as many texts
 
@@ -105,6 +106,7 @@ def _tried(name: str, learner: Learner, texts: Batches, loss: Callable[[Tensor, 
         bytes=sum(value.numel() * value.element_size() for value in values),
         batch=learner.batch_size,
         rates={str(purpose): rate for purpose, rate in learner.rates.items()},
+        warmup=learner.warmup,
         step=step,
         prediction=prediction,
     )

@@ -2,8 +2,8 @@
 
     python experiments/bench/defaults.py [--families small-bert ...] [--tasks sst2 ...]
 
-Three sites and a central model of one family, 200 labels a site, one round of six local epochs, texts of 32 tokens; no
-rate, no schedule, nothing is set but sizes. A run is at chance if its central model's accuracy is within two standard
+Three sites and a central model of one family, 200 labels a site (500 for five classes), one round of six local epochs,
+texts of 32 tokens; no rate, no schedule, nothing is set but sizes. A run is at chance if its central model's accuracy is within two standard
 errors of what the commonest class would get. Texts come from ../shared/data, or from FEDSTILL_DATA. Resumes; writes
 experiments/bench/defaults.json.
 """
@@ -31,16 +31,17 @@ from fedstill.deploy.launch.process import assemble
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 RESULTS = Path(__file__).resolve().parent / "defaults.json"
 FAMILIES = ("small-bert", "small-roberta", "small-xlnet", "small-t5")
+FIVE_CLASSES = {"private": 1500, "public": 480}
 TASKS: dict[str, dict[str, Any]] = {
     "film-reviews": {"train": {"keep": "end"}},
     "sst2": {},
     "ag_news": {},
     "amazon": {"train": {"keep": "end"}},
-    "sst5": {},
-    "graded": {},
+    "sst5": {"data": FIVE_CLASSES},
+    "graded": {"data": FIVE_CLASSES},
 }
 METHODS = ("fedid", "ds-fl", "mhat")
-TEXTS = 400
+SIZES = {"private": 600, "public": 240, "labelled": 64, "test": 400, "test_seed": 0, "alpha": 3.0}
 
 
 def settings(family: str, task: str, method: str, seed: int) -> RunConfig:
@@ -51,7 +52,7 @@ def settings(family: str, task: str, method: str, seed: int) -> RunConfig:
             "seed": seed,
             "rounds": 1,
             "task": {"name": task},
-            "data": {"private": 600, "public": 240, "labelled": 64, "test": TEXTS, "test_seed": 0, "alpha": 3.0},
+            "data": {**SIZES, **change.get("data", {})},
             "train": {"max_length": 32, "batch_size": 16, **change.get("train", {})},
             "method": {"name": method, "local_epochs": 6, "distill_epochs": 3},
             "central": {"model": family},

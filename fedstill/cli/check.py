@@ -93,6 +93,7 @@ def _show(result: Check) -> None:
 
 
 def _show_cost(examination: Examination, cost: Forecast) -> None:
+    falls = examination.federation.method.p.schedule != "constant"
     rows: list[dict[str, Any]] = [
         {
             "model": Path(trial.model).name,
@@ -100,6 +101,7 @@ def _show_cost(examination: Examination, cost: Forecast) -> None:
             "parameters": trial.parameters,
             "learning rate": f"{trial.rates['local']:g}",
             "distil rate": f"{trial.rates['distil']:g}",
+            "warm-up": f"{trial.warmup:.0%}" if falls else "-",
             "one step": f"{1000 * trial.step:.0f} ms",
         }
         for who, trial in examination.tried()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedstill.common.config import RunConfig
+from fedstill.common.config.files import load_run
 from fedstill.common.models.learner import Learner
 from fedstill.common.practice import Practice
 
@@ -47,6 +48,15 @@ def test_fedavg_is_the_mean_by_size_of_what_the_sites_trained(federation: Make, 
         mean = (sizes[0] * states[0][name].astype(np.float64) + sizes[1] * states[1][name]) / sum(sizes)
         assert np.allclose(value, mean, atol=1e-12), name
     assert one.events("round_finished")[0]["metrics"]["loss"] > 0
+
+
+def test_config_toml_lists_the_rates_that_were_used_and_reads_as_before(federation: Make, small: Small) -> None:
+    made = federation(small("method.name=ds-fl", "rounds=1"))
+    made.run()
+    text = (made.folder / "run/config.toml").read_text()
+    assert text.count("# Rates as resolved") == 1
+    assert "# central: learning 0.001, distillation 0.001, warm-up 0\n# north: learning 0.001" in text
+    assert load_run(made.folder / "run/config.toml") == made.config
 
 
 def test_fedavg_refuses_different_models(federation: Make, small: Small) -> None:

@@ -48,6 +48,8 @@ def test_rates_are_shown_as_they_resolve(small: Small, tmp_path: Path) -> None:
     rates = {who: (trial.rates["local"], trial.rates["distil"]) for who, trial in seen.tried()}
     assert rates["north"] == (3e-4, pytest.approx(3e-5))
     assert rates["south"] == (1e-3, pytest.approx(1e-4))
+    warmup = {who: trial.warmup for who, trial in seen.tried()}
+    assert (warmup["north"], warmup["south"]) == (0.06, 0.0)  # pretrained layers, and layers drawn from a seed
 
 
 @pytest.mark.parametrize(

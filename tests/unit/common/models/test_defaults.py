@@ -1,0 +1,41 @@
+"""What a model brings along where nobody sets a rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedstill.common.config import LearnerConfig, TrainConfig
+from fedstill.common.config.model import ModelConfig
+from fedstill.common.data.tasks import TASKS
+from fedstill.common.models.learner import CENTRAL, Learner
+from fedstill.common.models.loading import load_model
+
+
+def learner(name: str, train: dict[str, Any], who: str = "north", **model: Any) -> Learner:
+    settings = ModelConfig(name=name, max_length=16, **model)
+    return Learner(who, load_model(settings, TASKS["film-reviews"], 1), LearnerConfig(), TrainConfig(**train), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "local", "warmup"),
+    [("tiny-bert", 1e-3, 0.0), ("small-bert", 3e-4, 0.06), ("small-t5", 3e-4, 0.06), ("minilm", 1e-4, 0.06)],
+)
+def test_rates_follow_size_and_training(model: str, local: float, warmup: float) -> None:
+    site = learner(model, {})
+    assert site.rates["local"] == pytest.approx(local)
+    assert site.rates["distil"] == pytest.approx(local / 10)
+    assert site.warmup == warmup
+    assert learner(model, {}, CENTRAL).rates["distil"] == pytest.approx(local)
+
+
+def test_a_head_on_a_frozen_encoder_needs_no_warm_up() -> None:
+    site = learner("small-bert", {}, freeze="encoder", cache_mb=0)
+    assert (site.rates["local"], site.warmup) == (1e-3, 0.0)
+
+
+def test_a_rate_of_ones_own_comes_without_warm_up_unless_it_is_set() -> None:
+    assert learner("small-bert", {"learning_rate": 1e-5}).warmup == 0.0
+    assert learner("small-bert", {"learning_rate": 1e-5, "warmup": 0.2}).warmup == 0.2
+    assert learner("small-bert", {"warmup": 0.0}).warmup == 0.0
