@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-faults test-portable fuzz soak soak-short lint types tree check bench-exchange bench-transport bench-bytes \
+.PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable fuzz soak soak-short lint types tree check bench-exchange bench-transport bench-bytes \
 	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-path bench-models bench-features bench-defaults screen pretrain clean
 
 help: ## list the targets
@@ -39,6 +39,10 @@ test-federation: $(READY) ## whole federations in one process
 
 test-deploy: $(READY) ## real superlink and supernode processes on loopback
 	$(BIN)/pytest tests/deploy
+
+test-compose: $(READY) ## deploy/docker/demo.sh with podman: real images, TLS, keys, a site killed; needs root; ten minutes, then three
+	$(BIN)/pip install --quiet --disable-pip-version-check podman-compose -c constraints.txt
+	$(BIN)/pytest -m compose -s tests/deploy/test_compose.py
 
 test-faults: $(READY) ## sites, ServerApp and SuperLink killed 20 times each in network namespaces; needs root
 	$(BIN)/pytest -m faults -s tests/deploy/test_faults.py

@@ -23,12 +23,14 @@ def run(
     set: Mapping[str, Any] | None = None,
     runs: str | Path = "runs",
     resume: Result | str | Path | None = None,
+    check: bool = True,
 ) -> Result:
     """Run a federation and wait for it.
 
     `config` is a TOML file, TOML text or a RunConfig; `on` is "process" (no Flower, this process), "local" (real
     SuperLink and SuperNodes) or "simulation" (Flower's). `set` changes values by dotted keys. `resume` takes up an
-    earlier run's folder where it stopped.
+    earlier run's folder where it stopped. A new run that starts processes is first examined as by
+    `fedstill check`, and refused with every reason; `check=False` leaves that out.
     """
     from fedstill.deploy.launch import start
 
@@ -37,6 +39,10 @@ def run(
         settings = load_run(folder / "config.toml")
     else:
         settings = _settings(config, set or {})
+        if check and on != "process":  # in this process an error shows at once
+            from fedstill.deploy.launch.examination import examine
+
+            examine(settings, on, Path(runs))
         folder = new_folder(Path(runs), settings.name)
     start(settings, folder.resolve(), on, resume=resume is not None)
     return Result(folder.resolve())

@@ -92,6 +92,9 @@ def register(public: Path, name: str, connection: str, env: Mapping[str, str], a
     if "PRIVATE KEY" in text:
         raise CertificateError(f"{public}: is a private key, which must never leave its site; register the .pub file")
     shown, book = fingerprint(text), _book(connection, env)
+    for node, entry in book.items():
+        if (entry["name"], entry["fingerprint"]) == (name, shown):
+            return int(node)  # the very key that it has: a script may say so twice
     if not again and name in {entry["name"] for entry in book.values()}:
         raise CertificateError(f"a site {name!r} is registered already; revoke it first: fedstill keys revoke {name}")
     with tempfile.NamedTemporaryFile("w", suffix=".pub") as copy:  # /dev/stdin works too: it can be read only once
@@ -102,6 +105,11 @@ def register(public: Path, name: str, connection: str, env: Mapping[str, str], a
     book[str(number)] = {"name": name, "fingerprint": shown, "registered": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"}
     _write_book(connection, env, book)
     return number
+
+
+def fingerprint_of(number: int, connection: str, env: Mapping[str, str]) -> str:
+    """Return the fingerprint of a key registered from here, by its node number."""
+    return _book(connection, env)[str(number)]["fingerprint"]
 
 
 def registered(connection: str, env: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -214,6 +214,16 @@ class Examination:
         return f"at most {size(need)} needed for checkpoints, {size(free)} free"
 
 
+def examine(config: RunConfig, on: str, runs: Path) -> Forecast | None:
+    """Refuse a run that cannot work, with every reason, before anything is started; return its cost."""
+    examination = Examination(config, on, runs)
+    failed = [check for check in examination.checks() if not check.ok]
+    if failed:
+        lines = [f"{each.name}: {each.said}" + (f"; {each.cure}" if each.cure else "") for each in failed]
+        raise ConfigError("this run cannot work; nothing was started.\n" + "\n".join(f"  {line}" for line in lines))
+    return examination.forecast()
+
+
 def _kind(site: SiteConfig) -> str:
     """Name what two sites must have in common to take the same time."""
     return site.model_dump_json(include={*LearnerConfig.model_fields, "task"})

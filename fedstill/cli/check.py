@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
 
-from fedstill.cli.tables import Json, Only, Row, Runs, console, print_table, read_run
+from fedstill.cli.tables import Change, Config, Json, On, Only, Row, Runs, console, print_table, read_run
 from fedstill.common.readable import duration, size
 
 if TYPE_CHECKING:
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from fedstill.deploy.launch.forecast import Forecast, SiteCost
     from fedstill.deploy.site.checks import Check
 
-On = Annotated[
-    str,
-    typer.Option(
-        help="Where: [bold]local[/bold] (real SuperLink and SuperNodes on this machine), [bold]process[/bold] (one "
-        "process, no Flower), [bold]simulation[/bold] (Flower's, on this machine), or the name of a SuperLink "
-        "connection in Flower's config."
-    ),
-]
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the app."""
@@ -34,21 +25,18 @@ def add_to(app: typer.Typer) -> None:
 
 
 def check(
-    config: Annotated[
-        str,
-        typer.Argument(help="The run's configuration, a TOML file; or a table's, with --row.", metavar="CONFIG.toml"),
-    ],
+    config: Config,
     row: Row = None,
     only: Only = None,
     on: On = "local",
-    change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, such as data.alpha=0.1.")
-    ] = None,
+    change: Change = None,
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
     """Check that a run can work, and say what it will cost; nothing is started."""
-    examination = _examination(read_run(config, row, only, change), on, runs)
+    from fedstill.deploy.launch.examination import Examination
+
+    examination = Examination(read_run(config, row, only, change), on, runs)
     results = []
     for result in examination.checks():
         results.append(result)
@@ -68,21 +56,10 @@ def check(
 
 def before_run(settings: RunConfig, on: str, runs: Path) -> tuple[str, Forecast | None]:
     """Refuse a run that cannot work, with every reason; return its cost, in one line and in full."""
-    from fedstill.common.config import ConfigError
+    from fedstill.deploy.launch.examination import examine
 
-    examination = _examination(settings, on, runs)
-    failed = [result for result in examination.checks() if not result.ok]
-    if failed:
-        lines = [f"{each.name}: {each.said}" + (f"; {each.cure}" if each.cure else "") for each in failed]
-        raise ConfigError("this run cannot work; nothing was started.\n" + "\n".join(f"  {line}" for line in lines))
-    cost = examination.forecast()
+    cost = examine(settings, on, runs)
     return "checked" if cost is None else f"checked: {_in_short(cost)}", cost
-
-
-def _examination(settings: RunConfig, on: str, runs: Path) -> Examination:
-    from fedstill.deploy.launch.examination import Examination
-
-    return Examination(settings, on, runs)
 
 
 def _show(result: Check) -> None:

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedstill.cli.check import On
-from fedstill.cli.tables import Json, Quiet, Runs, console
+from fedstill.cli.tables import Change, Json, On, Quiet, Runs, console
 
 MODELS = ("small-bert", "small-roberta", "small-xlnet", "small-t5")
 LOOKED_AT = 200_000  # rows of the file from which columns and sizes are guessed
@@ -30,7 +29,7 @@ def demo(
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve the run's live page, as `fedstill watch` does.")
     ] = False,
-    change: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value.")] = None,
+    change: Change = None,
     quiet: Quiet = False,
     as_json: Json = False,
     runs: Runs = Path("runs"),

@@ -17,9 +17,9 @@ import typer
 from rich.console import Console
 
 from fedstill.api import new_folder
-from fedstill.cli.check import On, before_run
+from fedstill.cli.check import before_run
 from fedstill.cli.folders import all_runs, find_run, point_latest, row_of, summary_of
-from fedstill.cli.tables import Json, Only, Quiet, Row, Runs, console, print_table, read_run
+from fedstill.cli.tables import Change, Config, Json, On, Only, Quiet, Row, Runs, console, print_table, read_run
 from fedstill.cli.watch import beside
 from fedstill.screen import Screen, results
 
@@ -41,19 +41,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run(
-    config: Annotated[
-        str,
-        typer.Argument(help="The run's configuration, a TOML file; or a table's, with --row.", metavar="CONFIG.toml"),
-    ],
+    config: Config,
     row: Row = None,
     only: Only = None,
     on: On = "local",
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a value, such as method.name=ds-fl or sites.north.model=minilm."
-        ),
-    ] = None,
+    change: Change = None,
     runs: Runs = Path("runs"),
     tls: Annotated[
         bool, typer.Option("--tls", help="With local: SuperLink and stream with TLS, from a new private CA.")

@@ -18,9 +18,27 @@ if TYPE_CHECKING:
 
 console = Console()
 GAP, NARROW = 3, 8  # between two columns; before names are broken, other columns become so narrow
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only, and at the end the run's folder.")]
 Runs = Annotated[Path, typer.Option("--runs", envvar="FEDSTILL_RUNS", help="The folder that holds the runs.")]
+Config = Annotated[
+    str,
+    typer.Argument(help="The run's configuration, a TOML file; or a table's, with --row.", metavar="CONFIG.toml"),
+]
+Change = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a value, such as method.name=ds-fl or sites.north.model=minilm."
+    ),
+]
+On = Annotated[
+    str,
+    typer.Option(
+        help="Where: [bold]local[/bold] (real SuperLink and SuperNodes on this machine), [bold]process[/bold] (one "
+        "process, no Flower), [bold]simulation[/bold] (Flower's, on this machine), or the name of a SuperLink "
+        "connection in Flower's config."
+    ),
+]
 Row = Annotated[
     str | None, typer.Option("--row", help="Of a table's file: the row to run, with the table's first seed.")
 ]

@@ -39,6 +39,7 @@ def watch(
     look_only: Annotated[bool, typer.Option("--look-only", help="The page can neither stop nor resume the run.")] = (
         False
     ),
+    as_json: Json = False,
     runs: Runs = Path("runs"),
 ) -> None:
     """Show a run as a live page in your browser: one in flight, one that is over, or one on another machine's disk."""
@@ -47,7 +48,10 @@ def watch(
 
     folder = find_run(runs, run)
     serving = Serving(Folder(folder, steer=not look_only), open_door(host, port, certificates, token))
-    console.print(f"{folder.name}: {serving.door.url}    (Ctrl-C ends the page, not the run)", soft_wrap=True)
+    if as_json:  # one line, then the page is served until Ctrl-C
+        print(json.dumps({"run": folder.name, "url": serving.door.url}), flush=True)
+    else:
+        console.print(f"{folder.name}: {serving.door.url}    (Ctrl-C ends the page, not the run)", soft_wrap=True)
     serving.run()
 
 

@@ -147,3 +147,11 @@ def test_a_package_that_cannot_be_imported_stops_nobody(tmp_path: Path) -> None:
     assert done.stdout.split() == ["fedid", "32"]
     assert "broken:Mine (fedstill.methods) cannot be loaded: No module named 'broken'" in done.stderr
     assert "json:loads is called 'fedid' like a built-in one" in done.stderr
+
+
+def test_a_run_that_cannot_work_starts_no_process(tmp_path: Path) -> None:
+    wrong = {**QUICK, "sites.south.model": str(tmp_path / "nowhere"), "data.test": 0}
+    with pytest.raises(ValueError, match="this run cannot work; nothing was started") as refused:
+        fedstill.run(SMALL, on="local", set=wrong, runs=tmp_path / "runs")
+    assert "data.test leaves no texts" in str(refused.value)
+    assert not list(tmp_path.glob("runs/*"))

@@ -91,3 +91,14 @@ def test_a_new_key_is_in_before_the_old_one_is_out(tmp_path: Path, monkeypatch: 
     assert calls == ["register", "register", "unregister", "unregister"]
     [entry] = keys._book("c", env).values()
     assert entry["fingerprint"] == keys.fingerprint(two.read_text())
+
+
+def test_registering_the_same_key_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, last = {"FLWR_HOME": str(tmp_path)}, iter(range(7, 99))
+    monkeypatch.setattr(keys.flower, "call", lambda words, env: {"node-id": next(last)})
+    one, two = keys.new_key(tmp_path / "one"), keys.new_key(tmp_path / "two")
+    assert keys.register(one, "north", "c", env) == 7
+    assert keys.register(one, "north", "c", env) == 7
+    assert keys.fingerprint_of(7, "c", env) == keys.fingerprint(one.read_text())
+    with pytest.raises(CertificateError, match="registered already; revoke it first"):
+        keys.register(two, "north", "c", env)
