@@ -14,6 +14,9 @@ from fedstill.common.wire.messages import Ask, Reply, items
 
 LARGEST = 1e6  # no model has such a logit: it would dominate a mean
 LARGEST_WEIGHT = 1e9  # nor such a weight: its square would overflow
+LONGEST_STEP = (
+    100.0  # times the central model's largest weight, or 1: no training moves one so far, and a mean would follow
+)
 
 
 def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
@@ -35,8 +38,12 @@ def predictions(rows: np.ndarray, classes: int) -> Callable[[Reply], None]:
 
 
 def same_shapes(like: State) -> Callable[[Reply], None]:
-    """Return a check for a model state: the names and shapes of `like`, floats where it has floats."""
+    """Return a check for a model state: the names and shapes of `like`, floats where it has floats, and of its order.
+
+    Without the last, one site's huge but finite weights carry the mean away, and honest sites break down on it.
+    """
     shapes, kinds = shapes_of(like), kinds_of(like)
+    most = LONGEST_STEP * max(1.0, largest_in(like))
 
     def check(reply: Reply) -> None:
         wrong = differences(shapes_of(reply.arrays), shapes)
@@ -48,8 +55,20 @@ def same_shapes(like: State) -> Callable[[Reply], None]:
             raise WireError(
                 f"array {other[0]!r} has whole numbers where fractions are wanted, or fractions for whole ones"
             )
+        if (largest := largest_in(reply.arrays)) > most:
+            raise WireError(f"a weight of {largest:.3g}; {most:.3g} is a hundred times the central model's largest")
 
     return check
+
+
+def largest_in(state: State) -> float:
+    """Return the largest absolute value among a state's fractions."""
+    largest = 0.0
+    for name in state:
+        for block in blocks_of(state, name):
+            if block.size and block.dtype.kind == "f":
+                largest = max(largest, float(block.max()), -float(block.min()))
+    return largest
 
 
 def class_counts(classes: int, name: str = "counts") -> Callable[[Reply], None]:

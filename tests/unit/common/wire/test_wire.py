@@ -233,6 +233,14 @@ def test_a_state_of_other_names_or_shapes_is_refused_with_the_list() -> None:
         check_reply(ask, Reply("a", {"w": np.ones((3, 2))}))
 
 
+def test_a_state_of_another_order_than_the_central_model_is_refused() -> None:
+    state = {"w": np.full((2, 2), 3.0), "steps": np.array([10_000])}
+    ask = Ask("train.local", check=same_shapes(state))
+    check_reply(ask, Reply("a", {"w": np.full((2, 2), -299.0), "steps": np.array([10_000])}))
+    with pytest.raises(WireError, match="a weight of 301; 300 is a hundred times the central model's largest"):
+        check_reply(ask, Reply("a", {"w": np.full((2, 2), -301.0), "steps": np.array([0])}))
+
+
 def test_many_streams_share_what_a_few_would_have() -> None:
     assert window(1) == window(4) == WINDOW
     assert all(streams * window(streams) <= WINDOWS for streams in range(4, 33))
