@@ -51,8 +51,7 @@ def differences(results: Results) -> tuple[str, list[Interval]]:
     for row in results.rows:
         if (difference := results.difference(row, column)) is not None:
             half = half_width(difference.deviation, difference.n)
-            sure = half is not None and abs(difference.mean) > half
-            rows.append(Interval(results.table.title(row), difference.mean, half, sure))
+            rows.append(Interval(results.table.title(row), difference.mean, half, difference.sure))
     return results.table.title(base), rows
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedstill.common.config import ConfigError
 from fedstill.experiments.compare.columns import Column
 from fedstill.experiments.compare.runner import Run, read_json, run_folder, state_of
-from fedstill.experiments.compare.significance import Agreement, Difference, Spread, agreement, paired, spread
+from fedstill.experiments.compare.significance import Agreement, Difference, Spread, agreement, holm, paired, spread
 from fedstill.experiments.compare.tables import Table
 from fedstill.experiments.compare.worker import DONE, FAILED, OWN_SCORES, SUMMARY
 
@@ -131,14 +131,18 @@ class Results:
         return best[0] if best else None
 
     def difference(self, row: str, column: Column) -> Difference | None:
-        """Return the difference from the best baseline, paired by seed."""
+        """Return the difference from the best baseline, paired by seed and corrected for the table's other tests."""
+        return self._differences(column).get(row)
+
+    def _differences(self, column: Column) -> dict[str, Difference]:
         base = self.best_baseline(column)
-        if base is None or row == base or self.spread(row, column) is None:
-            return None
-        ours, theirs = self.values(row, column), self.values(base, column)
-        assert ours is not None
-        assert theirs is not None
-        return paired([ours[seed] for seed in ours], [theirs[seed] for seed in ours])
+        theirs = None if base is None else self.values(base, column)
+        tests = {}
+        for row in self.rows if theirs is not None else ():
+            ours = None if row == base or self.spread(row, column) is None else self.values(row, column)
+            if ours is not None and theirs is not None:
+                tests[row] = paired([ours[seed] for seed in ours], [theirs[seed] for seed in ours])
+        return holm(tests)
 
     def agreement(self, column: Column) -> Agreement | None:
         """Return how far the competitors' order is the paper's; None where fewer than two rows can be compared."""
@@ -159,7 +163,12 @@ class Results:
                     "mean": spread and spread.mean,
                     "deviation": spread and spread.deviation,
                     "paper": self.table.paper(row, column),
-                    "difference": difference and {"from": self.best_baseline(column), **vars(difference)},
+                    "difference": difference
+                    and {
+                        "from": self.best_baseline(column),
+                        **vars(difference),
+                        "detectable": difference.detectable,
+                    },
                 }
             rows[row] = {
                 "title": self.table.title(row),

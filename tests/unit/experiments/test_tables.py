@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedstill.common.config import ConfigError
 from fedstill.experiments.compare.formatting import gaps, order_text
@@ -18,11 +19,32 @@ from fedstill.experiments.compare.pictures import together
 from fedstill.experiments.compare.report import as_csv, markdown, write_report
 from fedstill.experiments.compare.results import Results
 from fedstill.experiments.compare.runner import Progress, Run, run_folder, state_of
-from fedstill.experiments.compare.significance import agreement, paired, spread
+from fedstill.experiments.compare.significance import Difference, agreement, detectable, holm, paired, spread
 from fedstill.experiments.compare.tables import Table
 from tests.unit.experiments.conftest import TABLE, read_table
 
 # --- statistics ---
+
+
+def test_holm_by_hand() -> None:
+    tests = {name: Difference(0.1, 0.1, p, 20) for name, p in (("a", 0.03), ("b", 0.01), ("c", None), ("d", 0.02))}
+    found = holm({**tests, "e": Difference(0.1, 0.1, 0.5, 20)})
+    # sorted: 4 x 0.01, 3 x 0.02, 2 x 0.03, 1 x 0.5, and never below the one before
+    assert {name: test.corrected for name, test in found.items()} == pytest.approx(
+        {"a": 0.06, "b": 0.04, "c": None, "d": 0.06, "e": 0.5}
+    )
+    assert [name for name, test in found.items() if test.sure] == ["b"]
+    assert found["b"].says == "p = 0.010, Holm = 0.040, n = 20"
+
+
+@pytest.mark.parametrize(("n", "effect"), [(20, 0.660), (5, 1.682), (3, 3.260)])
+def test_what_a_paired_test_can_see(n: int, effect: float) -> None:
+    """Effects of a paired t-test at 5 % with a power of 0.8, as printed in tables of power."""
+    assert detectable(1.0, n) == pytest.approx(effect, abs=0.01)
+    hits, rng = 0, np.random.default_rng(1)
+    for draw in rng.normal(effect, 1.0, (4000, n)):
+        hits += bool(stats.ttest_1samp(draw, 0.0).pvalue < 0.05)
+    assert hits / 4000 == pytest.approx(0.8, abs=0.03)
 
 
 def test_spread_and_paired_test_by_hand() -> None:
@@ -87,7 +109,7 @@ def test_the_best_row_is_bold_and_tested_against_the_best_baseline(file: Path, t
     text = markdown(results)
     lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("|")}
     assert "from the best baseline, MHAT" in lines["row"]
-    assert "| **0.800 ± 0.100** | 80.0 | +0.200 ± 0.100 (p = 0.074, n = 3) | 1.0 kB |" in lines["ours"]
+    assert "| **0.800 ± 0.100** | 80.0 | +0.200 ± 0.100 (p = 0.074, Holm = 0.074, n = 3) | 1.0 kB |" in lines["ours"]
     assert "| 0.600 ± 0.000 | 85.5 | – |" in lines["MHAT"]
     assert lines["isolated"].startswith("| isolated | – | – | – |")  # its central model is never trained
     assert (
