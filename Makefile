@@ -111,7 +111,7 @@ bench-poison: $(READY) ## liars among ten sites, by attack, share and rule; resu
 bench-membership: $(READY) ## membership inference through predictions, with and without noise; writes experiments/bench/membership.json
 	$(BIN)/python experiments/bench/membership.py
 
-bench-dp: $(READY) ## DP-SGD beside noise on predictions: accuracy and membership AUC by epsilon, 5 seeds; an hour, resumes; writes experiments/bench/dp.json
+bench-dp: $(READY) ## DP-SGD beside noise on predictions: accuracy and membership AUC by epsilon, 5 seeds; ten minutes, resumes; writes experiments/bench/dp.json
 	$(BIN)/python experiments/bench/dp.py
 
 bench-secure: $(READY) ## bytes and seconds of secure sums beside plain runs; writes experiments/bench/secure_sum.json

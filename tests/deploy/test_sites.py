@@ -158,5 +158,12 @@ def test_a_registered_site_takes_part_and_a_stranger_is_refused(tmp_path: Path, 
         assert list(summary["sites"]) == ["north"]
         sent = json.loads((tmp_path / "north/state/north/sent.json").read_text())
         assert 0 < sent["runs"][run.name] <= summary["sites"]["north"]["bytes_up"]
+        here.fedstill("keys", "new", str(tmp_path / "north/next.key"))
+        here.fedstill("keys", "rotate", str(tmp_path / "north/next.key.pub"), "north")
+        keys = [read_key(tmp_path / "north" / name) for name in ("site.key", "next.key")]
+        known = [knock(f"127.0.0.1:{fleet}", authority, one).known for one in keys]
+        assert known == [False, True]  # by the SuperLink itself: the old key is shut out, the new one let in
+        [listed] = json.loads(here.fedstill("keys", "list", "--json"))
+        assert listed["name"] == "north"
         here.fedstill("keys", "revoke", "north")
         assert json.loads(here.fedstill("keys", "list", "--json")) == []
