@@ -9,7 +9,14 @@ import numpy as np
 from pydantic import Field
 
 from fedstill.common.maths.ensemble import uniform
-from fedstill.common.maths.similarity import cosines, halves, inner_products, should_split
+from fedstill.common.maths.similarity import (
+    cosines,
+    halves,
+    inner_products,
+    length_if_unrelated,
+    mean_length,
+    should_split,
+)
 from fedstill.common.wire import Reply
 from fedstill.strategies.base import Round, names
 from fedstill.strategies.parameters import ParameterParams, updates
@@ -21,10 +28,16 @@ if TYPE_CHECKING:
 
 
 class PerCFLParams(ParameterParams):
-    """When a cluster splits: after `warmup_rounds`, its mean update shorter than eps1 and some site's above eps2."""
+    """When a cluster splits: after `warmup_rounds`, its mean update shorter than eps1 and some site's above eps2.
 
-    eps1: float = Field(0.4, gt=0)
-    eps2: float = Field(1.6, gt=0)
+    Lengths are `relative`: eps1 to the length that a mean of unrelated updates would have, so that below 1 the sites
+    pull against each other; eps2 to the mean length in the run's first round. `absolute` ones hold for one model and
+    one learning rate.
+    """
+
+    lengths: Literal["relative", "absolute"] = "relative"
+    eps1: float = Field(1.0, gt=0)
+    eps2: float = Field(0.3, gt=0)
     warmup_rounds: int = Field(20, ge=0)
     weights: Literal["size", "uniform"] = "size"
 
@@ -35,12 +48,18 @@ class PerCFL(PersonalMethod):
     name = "percfl"
     paper = "Sattler et al. 2021"
     parameters = PerCFLParams
-    presets: ClassVar = {"paper": {}, "authors_code": {"weights": "uniform", "schedule": "call"}}
+    presets: ClassVar = {
+        "paper": {},
+        "authors_code": {
+            "lengths": "absolute", "eps1": 0.4, "eps2": 1.6, "weights": "uniform", "schedule": "call"
+        },
+    }  # fmt: skip
     p: PerCFLParams
 
     def prepare(self, fed: Federation) -> None:
         super().prepare(fed)
         self.clusters: dict[str, int] = {}  # of the sites that are not in the first cluster, 0
+        self.pace = 0.0  # the mean length of the first round's updates
 
     def key_of(self, site: str) -> str:
         """The number of the site's cluster."""
@@ -52,6 +71,8 @@ class PerCFL(PersonalMethod):
 
     def round(self, fed: Federation) -> Round:
         replies = yield self.training(fed)
+        if self.p.lengths == "relative" and self.pace == 0.0:
+            self.pace = mean_length(inner_products(updates(replies, self.models(names(replies)))))
         if fed.number > self.p.warmup_rounds:
             for cluster in sorted({self.key_of(r.node) for r in replies}, key=int):
                 self._split(fed, cluster, [r for r in replies if self.key_of(r.node) == cluster])
@@ -66,7 +87,9 @@ class PerCFL(PersonalMethod):
         """Two clusters where there was one, if it is time; who did not answer stays with the larger part."""
         products = inner_products(updates(members, self.models(names(members))))
         shares = np.array(list(self.shares(members).values()))
-        if not should_split(products, shares, self.p.eps1, self.p.eps2):
+        relative = self.p.lengths == "relative"
+        unrelated, pace = (length_if_unrelated(products, shares), self.pace) if relative else (1.0, 1.0)
+        if not should_split(products, shares, self.p.eps1 * unrelated, self.p.eps2 * pace):
             return
         part = halves(cosines(products))
         leaving = int(part.sum() * 2 <= len(part))  # the smaller part gets a new number
@@ -78,9 +101,11 @@ class PerCFL(PersonalMethod):
 
     def state(self) -> Nested:
         """The clusters and their states."""
-        return {**super().state(), "cluster": {site: np.array(number) for site, number in self.clusters.items()}}
+        numbers = {site: np.array(number) for site, number in self.clusters.items()}
+        return {**super().state(), "cluster": numbers, "pace": np.array(self.pace)}
 
     def load_state(self, state: Nested) -> None:
         """Restore what `state` returned."""
         super().load_state(state)
         self.clusters = {site: int(number) for site, number in state.get("cluster", {}).items()}
+        self.pace = float(state.get("pace", 0.0))

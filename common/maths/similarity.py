@@ -27,6 +27,16 @@ def inner_products(updates: Iterable[Sequence[np.ndarray]]) -> Square:
     return total
 
 
+def mean_length(products: Square) -> float:
+    """The mean of |Delta_i|."""
+    return float(np.sqrt(np.diag(products)).mean())
+
+
+def length_if_unrelated(products: Square, weights: NDArray[np.float64]) -> float:
+    """|sum_i w_i Delta_i| as it would be with all updates at right angles."""
+    return float(np.sqrt(weights**2 @ np.diag(products)))
+
+
 def cosines(products: Square) -> Square:
     """cos(Delta_i, Delta_j); an update of length 0 is similar only to itself."""
     norms = np.sqrt(np.diag(products))

@@ -246,8 +246,28 @@ def planted(made: Federation) -> None:
     answer_with(made, {site: along(1, by) for site, by in ways.items()})
 
 
+ABSOLUTE = ("method.lengths=absolute", "method.eps1=0.4", "method.eps2=1.6")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_percfl_splits_sites_whose_labels_contradict_each_other_and_no_others(
+    federation: Make, small: Small, apart: bool
+) -> None:
+    """Real training of heads on trained encoders, with the thresholds that are the defaults."""
+    frozen = 'model="small-bert", freeze="encoder"'
+    sites = ", ".join(f'{{name="{name}", {frozen}}}' for name in ("north", "south", "east", "west"))
+    changes = [*QUICK, f"sites=[{sites}]", "central.model=small-bert", "central.freeze=encoder", "method.name=percfl"]
+    changes += ["data.private=800", "data.partition=iid", "rounds=3", "method.local_epochs=3", "train.max_length=32"]
+    made = federation(small(*changes, "method.warmup_rounds=1"))
+    for node in made.nodes[2:] if apart else ():
+        node.labels = 1 - node.labels
+    made.run()
+    parts = [sorted(map(sorted, event["parts"])) for event in made.events("split")]
+    assert parts == ([[["east", "west"], ["north", "south"]]] if apart else [])
+
+
 def test_percfl_splits_two_planted_groups_when_it_is_time(make: Any) -> None:
-    made = make("percfl", more_sites(4), "rounds=3", "method.warmup_rounds=1", "method.eps1=0.4", "method.eps2=1.6")
+    made = make("percfl", more_sites(4), "rounds=3", "method.warmup_rounds=1", *ABSOLUTE)
     began = made.central.weights()["bert.pooler.dense.bias"]
     planted(made)
     made.run()
@@ -268,7 +288,7 @@ def test_percfl_splits_two_planted_groups_when_it_is_time(make: Any) -> None:
 
 @pytest.mark.parametrize("change", ["method.eps1=0.0001", "method.eps2=50.0", "method.warmup_rounds=3"])
 def test_percfl_stays_together_otherwise(make: Any, change: str) -> None:
-    made = make("percfl", more_sites(4), "method.warmup_rounds=0", change)
+    made = make("percfl", more_sites(4), "method.warmup_rounds=0", *ABSOLUTE, change)
     ways = {"north": 1.0, "east": 1.0, "south": -1.0, "west": -0.99}  # the mean is short, but not shorter than 1e-4
     answer_with(made, {site: along(1, by) for site, by in ways.items()})
     made.run()
@@ -486,6 +506,7 @@ def test_resumed_in_the_middle_gives_the_same_bits(federation: Make, small: Smal
         changes += [
             more_sites(4),
             "method.warmup_rounds=0",
+            "method.lengths=absolute",
             "method.eps1=10.0",
             "method.eps2=0.0001",
             "data.private=80",
