@@ -31,7 +31,7 @@ from fedstill.common.models.loading import load_model
 from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Facts, Reply, WireError
-from fedstill.common.wire.compression import pack, unpack
+from fedstill.common.wire.compression import in_two_bytes, pack, unpack
 from fedstill.strategies import VERBS, find_verb
 from fedstill.strategies.fedid import Pending
 from fedstill.strategies.secure_sum import Masking, under_masks
@@ -137,7 +137,7 @@ class Node:
             answer, budget = self.guard.cover(verb, answer)
             added: Facts = {} if budget is None else {"privacy": budget}
         else:
-            added = {"seconds": round(time.perf_counter() - began, 6)}
+            added = {"seconds": in_two_bytes(time.perf_counter() - began)}
         arrays, metrics = answer.to_wire()
         if mask is not None:
             arrays = under_masks(self, arrays, dict(mask))

@@ -31,6 +31,8 @@ from fedstill.common.wire.frames import (
     grpc_options,
     join,
 )
+from fedstill.common.wire.heads import Forms
+from fedstill.common.wire.messages import without_items
 
 REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -140,15 +142,17 @@ class Session:
             if not isinstance(settings, dict):
                 raise WireError("the settings of an Ask are not a table")
             reply = self.answer(Ask(str(frame.facts.get("verb"))[:200], frame.arrays, settings))
-            answer = Frame.of(REPLY, frame.number, reply.packed)
+            said = without_items(frame.arrays, reply.arrays)
+            answer = Frame(REPLY, frame.number, said, {"metrics": reply.metrics})
             check_travels(answer, self.door.limit)
         except Exception as error:  # the coordinator leaves this site out of the step and logs why
             return Frame(ERROR, frame.number, facts={"reason": f"{type(error).__name__}: {error}"[:2000]})
         return answer
 
     def _messages(self, outgoing: queue.SimpleQueue[Frame | None]) -> Iterator[bytes]:
+        forms = Forms()
         while (frame := outgoing.get()) is not None:
-            for message in cut(frame):
+            for message in cut(frame, forms):
                 self.bytes_out += len(message)
                 yield message
 

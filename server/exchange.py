@@ -37,6 +37,8 @@ from fedstill.common.wire.frames import (
     grpc_options,
     join,
 )
+from fedstill.common.wire.heads import Forms
+from fedstill.common.wire.messages import with_items
 from fedstill.common.wire.spool import Spool
 from fedstill.server.admission import why_no_name
 from fedstill.server.memory import give_back, one_heap
@@ -363,9 +365,10 @@ class Exchange:
             replaced_call.cancel()  # its thread may wait for a reader that is gone
         context.add_callback(lambda: outbox.put(None))
         threading.Thread(target=self._read, args=(seat, frames, outbox, refusal), daemon=True).start()
+        forms = Forms()
         try:
             while (frame := outbox.get()) is not None:
-                for message in cut(frame):
+                for message in cut(frame, forms):
                     seat.bytes_down += len(message)
                     seat.writing = time.monotonic()
                     yield message
@@ -446,7 +449,7 @@ class Exchange:
                     del waiting[seat.name]
                     if isinstance(frame.arrays, LazyState):
                         give_back()  # memory that its messages took on their way to disk
-                    yield _outcome(seat.name, frame)
+                    yield _outcome(seat.name, frame, parts[seat.name])
 
     def _given_up(self, seat: Seat, end: float, deadline: float) -> str | None:
         now = time.monotonic()
@@ -480,13 +483,13 @@ class Exchange:
         self._ended.set()
 
 
-def _outcome(name: str, frame: Frame) -> Reply | Failure:
+def _outcome(name: str, frame: Frame, ask: Ask) -> Reply | Failure:
     if frame.kind == ERROR:
         return Failure(name, str(frame.facts.get("reason", "no reason given"))[:2000])
     metrics = frame.facts.get("metrics", {})
     if not isinstance(metrics, dict):
         return Failure(name, "its metrics are not a table")
-    return Reply(name, frame.arrays, metrics)
+    return Reply(name, with_items(ask.arrays, frame.arrays), metrics)
 
 
 def _digest(token: str) -> str:

@@ -14,6 +14,10 @@ from flwr.serverapp import Grid
 from fedstill.common.config import LONGEST_NAME, RunConfig
 from fedstill.common.readable import plain, sentence
 from fedstill.common.wire import Ask, Facts, Failure, Reply, from_records, size_of, to_records
+from fedstill.common.wire.encoding import body_size
+from fedstill.common.wire.frames import ASK, REPLY, Frame, head_of
+from fedstill.common.wire.heads import Forms
+from fedstill.common.wire.messages import without_items
 from fedstill.common.wire.spool import Spool
 from fedstill.server.admission import why_no_name
 from fedstill.server.exchange import Exchange
@@ -68,20 +72,29 @@ class LocalLink(Link):
         self.nodes = {node.name: node for node in nodes}
         self.sites = {node.name: node.greeting() for node in nodes}
         self._bytes = {name: [0, 0] for name in self.nodes}
+        self._number = 0
+        self._forms = {name: (Forms(), Forms()) for name in self.nodes}
         refused = {name: reason for name, facts in self.sites.items() if (reason := admit(facts)) is not None}
         if refused:
             raise JoinError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
+        self._number += 1
         for name, ask in parts.items():
-            self._bytes[name][1] += size_of(ask.arrays, {"verb": ask.verb, "settings": ask.settings})
+            self._count(name, Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings}))
             try:
                 reply = self.nodes[name].answer(ask)
             except Exception as error:
                 yield Failure(name, f"{type(error).__name__}: {error}")
                 continue
-            self._bytes[name][0] += reply.size
+            said = without_items(ask.arrays, reply.arrays)
+            self._count(name, Frame(REPLY, self._number, said, {"metrics": reply.metrics}))
             yield reply
+
+    def _count(self, name: str, frame: Frame) -> None:
+        """Count the bytes that a frame would have on a stream."""
+        way = 1 if frame.kind == ASK else 0
+        self._bytes[name][way] += len(head_of(frame, self._forms[name][way])) + body_size(frame.packed[1])
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         return {name: (up, down) for name, (up, down) in self._bytes.items()}

@@ -91,7 +91,7 @@ class Lesson(Message):
 
 @dataclass(frozen=True)
 class Learned(Message):
-    """The loss of the step, and predictions of the next batch if there is one."""
+    """Predictions of the next batch; after the last one, the loss of its step."""
 
     texts: int
     loss: float | None = None
@@ -220,13 +220,13 @@ def _predicted(site: Node, asked: Predict) -> Predictions:
 def learn(site: Node, lesson: Lesson) -> Learned:
     """Update on the pending batch (line 21), then predict the next one if the lesson names its rows."""
     pending, site.pending = site.pending, None
-    learned = Learned(len(site.private))
+    loss = None
     if pending is not None and np.array_equal(items(pending.rows), lesson.answered):
-        learned = replace(learned, loss=_step(site, pending, lesson))
+        loss = _step(site, pending, lesson)
     if lesson.rows is None:
-        return learned
+        return Learned(len(site.private), loss)
     following = _predicted(site, Predict(lesson.rows, lesson.dropout))
-    return replace(learned, items=following.items, logits=following.logits)
+    return Learned(len(site.private), items=following.items, logits=following.logits)
 
 
 def _step(site: Node, pending: Pending, lesson: Lesson) -> float:

@@ -157,6 +157,6 @@ def test_a_registered_site_takes_part_and_a_stranger_is_refused(tmp_path: Path, 
         assert summary["status"] == "finished"
         assert list(summary["sites"]) == ["north"]
         sent = json.loads((tmp_path / "north/state/north/sent.json").read_text())
-        assert 0 < sent["runs"][run.name] <= summary["sites"]["north"]["bytes_up"]
+        assert 0.5 < sent["runs"][run.name] / summary["sites"]["north"]["bytes_up"] < 1.6
         here.fedstill("keys", "revoke", "north")
         assert json.loads(here.fedstill("keys", "list", "--json")) == []
