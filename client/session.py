@@ -111,10 +111,11 @@ class Session:
             call = channel.stream_stream(METHOD)(self._messages(outgoing), metadata=((TOKEN, self.token),))
             outgoing.put(Frame(HELLO, facts=self.greeting))
             try:
-                for frame in join(call, self.door.limit, self._count_in):
+                for frame in join(call, self.door.limit, self._count_in, begins=self._forget):
                     if frame.kind == CLOSE:
                         return frame.facts
                     self._respond(frame, outgoing)
+                    del frame  # free its arrays before the next Ask arrives
             finally:
                 outgoing.put(None)
                 call.cancel()
@@ -155,6 +156,7 @@ class Session:
             for message in cut(frame, forms):
                 self.bytes_out += len(message)
                 yield message
+            del frame
 
     def _channel(self) -> grpc.Channel:
         options = grpc_options(self.door.keep_alive)
@@ -164,6 +166,11 @@ class Session:
             self.door.root_certificates.read_bytes(), *(self.door.pair or (None, None))
         )
         return grpc.secure_channel(self.door.address, credentials, options)
+
+    def _forget(self, kind: int, number: int) -> None:
+        """Free the last Reply as soon as another Ask begins to arrive: it may be as large as that Ask."""
+        if kind == ASK and self._answered is not None and self._answered.number != number:
+            self._answered = None
 
     def _count_in(self, size: int) -> None:
         self.bytes_in += size

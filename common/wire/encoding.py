@@ -23,6 +23,8 @@ Packed = tuple[Facts, list[memoryview]]  # the head of a frame, and the arrays' 
 HEAD_LIMIT = 1 << 20  # bytes of a head as JSON; parsed it takes some 27 times the room
 SIDES = 32  # of an array
 DTYPES = {"float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"}
+_NAMES = {np.dtype(name): name for name in DTYPES}  # numpy takes microseconds to name a type
+_WIDTHS = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 
 
 def encode(arrays: State, facts: Facts) -> Packed:
@@ -30,9 +32,10 @@ def encode(arrays: State, facts: Facts) -> Packed:
     described, buffers = [], []
     for name, value in arrays.items():
         short, recipe = shorten(np.asarray(value, order="C"))
-        if short.dtype.name not in DTYPES:
+        dtype = _NAMES.get(short.dtype)
+        if dtype is None:
             raise WireError(f"array {name!r} has type {short.dtype.name}, which does not travel")
-        described.append([name, short.dtype.name, list(short.shape), *([recipe] if recipe else [])])
+        described.append([name, dtype, list(short.shape), *([recipe] if recipe else [])])
         buffers.append(short.reshape(-1).view(np.uint8).data)
     return {"arrays": described, **facts}, buffers
 
@@ -76,7 +79,7 @@ def describe(head: Facts, length: int) -> tuple[dict[str, Place], Facts]:
             count *= side
         if count == 0 and math.prod(side or 1 for side in shape) >= 1 << 48:
             raise WireError(f"array {name[:80]!r} has a shape that no array can have")
-        size = count * np.dtype(dtype).itemsize
+        size = count * _WIDTHS[dtype]
         if at + size > length:
             raise WireError(f"array {name[:80]!r} is longer than its frame")
         try:

@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from fedstill.common.states import State
 from fedstill.common.wire.encoding import (
@@ -62,6 +63,14 @@ class Frame:
         return encode(self.arrays, self.facts)
 
     @cached_property
+    def outline(self) -> tuple[Any, list[Any]] | None:
+        """The number and the head as a form and its numbers; None if they are none."""
+        try:
+            return outlined([self.number, self.packed[0]])
+        except NoForm:
+            return None
+
+    @cached_property
     def text(self) -> bytes:
         """The head as JSON, computed once however many sites get it."""
         return to_text(self.packed[0])
@@ -93,9 +102,11 @@ def grpc_options(keep_alive: float, streams: int = 1) -> list[tuple[str, int]]:
 
 def check_travels(frame: Frame, limit: int) -> None:
     """Refuse a frame that cannot be sent before it is queued: failing while sending would break the connection."""
-    head, body = len(frame.text), body_size(frame.packed[1])
-    if head > HEAD_LIMIT:
-        raise WireError(f"settings or metrics of {head:,} bytes, more than {HEAD_LIMIT:,}: send them as an array")
+    body = body_size(frame.packed[1])
+    if frame.outline is None and len(frame.text) > HEAD_LIMIT:  # what has an outline is short
+        raise WireError(
+            f"settings or metrics of {len(frame.text):,} bytes, more than {HEAD_LIMIT:,}: send them as an array"
+        )
     if body > limit:
         raise WireError(f"arrays of {body:,} bytes, more than the {limit:,} allowed; raise exchange.max_frame_mb")
 
@@ -107,20 +118,15 @@ def cut(frame: Frame, forms: Forms | None = None) -> Iterator[bytes]:
 
 def head_of(frame: Frame, forms: Forms | None = None) -> bytes:
     """Return what comes before the body: the name of a form and new numbers, or a whole head, which may teach one."""
-    head, buffers = frame.packed
-    kind, body = frame.kind, body_size(buffers)
-    if forms is not None and kind in (ASK, REPLY) and body <= CHUNK:
-        try:
-            outline, numbers = outlined([frame.number, head])
-        except NoForm:
-            pass
-        else:
-            known = forms.find(kind, outline)
-            if known is not None:
-                return forms.write(known, numbers)
-            if not forms.full() and len(frame.text) <= FORM_LIMIT:
-                forms.teach(kind, outline, numbers, checked=kind == ASK)
-                kind |= TEACHES
+    kind, body = frame.kind, body_size(frame.packed[1])
+    if forms is not None and kind in (ASK, REPLY) and body <= CHUNK and frame.outline is not None:
+        outline, numbers = frame.outline
+        known = forms.find(kind, outline)
+        if known is not None:
+            return forms.write(known, numbers)
+        if not forms.full() and len(frame.text) <= FORM_LIMIT:
+            forms.teach(kind, outline, numbers, checked=kind == ASK)
+            kind |= TEACHES
     squeezed = squeeze(frame.text)
     return MAGIC + bytes([kind]) + varint(frame.number) + varint(len(squeezed)) + varint(body) + squeezed
 
@@ -131,14 +137,16 @@ def join(
     count: Callable[[int], None],
     spool: Spool | None = None,
     head_limit: int = HEAD_LIMIT,
+    begins: Callable[[int, int], None] = lambda kind, number: None,
 ) -> Iterator[Frame]:
     """Yield the frames in a stream of messages; one that is malformed or longer than `limit` raises WireError.
 
     The limit may change from frame to frame: it is what the Ask in work allows.
 
     With a spool, the body of a large frame is written to disk as it arrives, and its arrays are read one at a time.
+    `begins` hears the kind and the number of a frame before its body is read.
     """
-    arriving, forms = iter(messages), Forms()
+    arriving, forms, memory = iter(messages), Forms(), Memory()
     for message in arriving:
         count(len(message))
         most = limit if isinstance(limit, int) else limit()
@@ -151,11 +159,12 @@ def join(
         if kind & TEACHES:
             kind &= ~TEACHES
             _learn(forms, kind, number, facts, len(head))
+        begins(kind, number)
         pieces = _body(first, length, arriving, count)
         if spool is not None and length > spool.above:
             yield Frame(kind, number, *_to_disk(facts, pieces, length, spool))
         else:
-            yield Frame(kind, number, *decode(facts, _collect(first, pieces, length)))
+            yield Frame(kind, number, *decode(facts, _collect(first, pieces, length, memory)))
 
 
 def _brief(message: bytes, forms: Forms, most: int) -> Frame:
@@ -217,13 +226,36 @@ def _body(
         yield message
 
 
-def _collect(first: memoryview, pieces: Iterable[bytes | memoryview], length: int) -> memoryview:
+class Memory:
+    """Where large bodies are collected: the pages of the last one, once nobody holds an array of it.
+
+    Fresh pages cost more than the copy into them; they are allocated only as bytes arrive.
+    """
+
+    KEPT = 1 << 30  # bytes; a larger body gets pages of its own
+
+    def __init__(self) -> None:
+        self._pages: mmap.mmap | None = None
+
+    def take(self, length: int) -> memoryview:
+        """Return room for a body of this length."""
+        pages = self._pages if self._pages is not None and length <= len(self._pages) <= 4 * length else None
+        self._pages = None
+        if pages is not None:
+            try:
+                pages.resize(len(pages))  # fails while an array of the last body is alive
+            except (BufferError, OSError, SystemError, ValueError):
+                pages = None
+        pages = mmap.mmap(-1, length) if pages is None else pages  # numpy would ask for huge pages, and wait for them
+        self._pages = pages if len(pages) <= self.KEPT else None
+        return memoryview(pages)[:length]
+
+
+def _collect(first: memoryview, pieces: Iterable[bytes | memoryview], length: int, memory: Memory) -> memoryview:
     """Collect a body in memory."""
     if len(first) == length:
         return first
-    # Pages are allocated only as bytes arrive; numpy would ask for huge pages, and the kernel stalls to find them.
-    body = memoryview(mmap.mmap(-1, length))
-    at = 0
+    body, at = memory.take(length), 0
     for piece in pieces:
         body[at : at + len(piece)] = piece
         at += len(piece)

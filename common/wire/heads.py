@@ -165,21 +165,29 @@ def outlined(head: Any) -> tuple[Any, list[Any]]:
 
 def _outline(value: Any, numbers: list[Any]) -> Any:
     kind = type(value)
-    if kind is int or isinstance(value, float):
-        if len(numbers) >= SLOTS or (kind is int and not -_LARGEST < value < _LARGEST):
+    if kind is int:
+        if not -_LARGEST < value < _LARGEST:
             raise NoForm
-        numbers.append(value if kind is int else float(value))
-        return _WHOLE if kind is int else _FRACTION
+        numbers.append(value)
+        return _WHOLE
     if kind is str:
+        if len(value) > FORM_LIMIT:
+            raise NoForm
         return value
+    if kind is list or kind is tuple:
+        if len(value) + len(numbers) > SLOTS:
+            raise NoForm
+        return (_LIST, *[_outline(item, numbers) for item in value])
     if kind is dict:
-        if not all(type(key) is str for key in value) or len(value) > SLOTS:
+        if len(value) + len(numbers) > SLOTS:
             raise NoForm
-        return (_TABLE, *((key, _outline(item, numbers)) for key, item in value.items()))
-    if kind in (list, tuple):
-        if len(value) > SLOTS:
-            raise NoForm
-        return (_LIST, *(_outline(item, numbers) for item in value))
+        for key in value:
+            if type(key) is not str or len(key) > FORM_LIMIT:
+                raise NoForm
+        return (_TABLE, *[(key, _outline(item, numbers)) for key, item in value.items()])
+    if isinstance(value, float):
+        numbers.append(float(value))
+        return _FRACTION
     if value is None or kind is bool:
         return (_CONSTANT, value)
     raise NoForm
@@ -187,14 +195,14 @@ def _outline(value: Any, numbers: list[Any]) -> Any:
 
 def filled(outline: Any, numbers: Any) -> Any:
     """Return the head with this outline and these numbers."""
-    if outline in (_WHOLE, _FRACTION):
+    shape = type(outline)
+    if shape is int:
         return next(numbers)
-    if type(outline) is str:
+    if shape is str:
         return outline
-    kind, *parts = outline
-    if kind == _TABLE:
-        return {key: filled(part, numbers) for key, part in parts}
-    return [filled(part, numbers) for part in parts] if kind == _LIST else parts[0]
+    if outline[0] == _TABLE:
+        return {key: filled(part, numbers) for key, part in outline[1:]}
+    return [filled(part, numbers) for part in outline[1:]] if outline[0] == _LIST else outline[1]
 
 
 def squeeze(text: bytes) -> bytes:

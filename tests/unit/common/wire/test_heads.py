@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedstill.common.wire import WireError, items
-from fedstill.common.wire.frames import ASK, CHUNK, HELLO, MAGIC, REPLY, TEACHES, Frame, cut, join
+from fedstill.common.wire.frames import ASK, CHUNK, HELLO, MAGIC, REPLY, TEACHES, Frame, Memory, cut, join
 from fedstill.common.wire.heads import (
     BRIEF,
     FORM_LIMIT,
@@ -204,3 +204,16 @@ def test_items_of_the_rows_asked_need_not_be_said() -> None:
         assert np.array_equal(with_items({"rows": rows}, said)["items"], items(answered))
     unasked = {"items": np.empty(0, np.uint8)}
     assert with_items({}, unasked)["items"].size == 0  # nothing stands for rows that nobody named
+
+
+def test_the_memory_of_a_body_is_used_again_once_nobody_holds_its_arrays() -> None:
+    memory = Memory()
+    first = np.frombuffer(memory.take(1000), np.uint8)
+    place = first.ctypes.data
+    del first
+    one = memory.take(900)
+    assert np.frombuffer(one, np.uint8).ctypes.data == place
+    value = np.frombuffer(one, np.uint8).reshape(30, 30)
+    two = memory.take(1000)
+    two[:3] = b"xyz"
+    assert value.ravel()[:3].tobytes() != b"xyz"
