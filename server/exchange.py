@@ -416,7 +416,7 @@ class Exchange:
     # --- Asks and Replies ---
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
-        """Send each site its Ask and yield the answers as they come; a site that is late or gone yields a Failure."""
+        """Send each site its Ask; the iterator has the answers as they come, and a Failure for who is late or gone."""
         self._number += 1
         frames = {
             name: Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings})
@@ -433,9 +433,14 @@ class Exchange:
                 seat.unanswered = None if seat.anew else frames[name]
                 if seat.outbox is not None and not seat.anew:
                     seat.outbox.put(frames[name])
-        end = time.monotonic() + deadline
+        return self._answers(parts, waiting, self._number, time.monotonic() + deadline, deadline)
+
+    def _answers(
+        self, parts: dict[str, Ask], waiting: dict[str, Seat], number: int, end: float, deadline: float
+    ) -> Iterator[Reply | Failure]:
         while waiting:
-            for name in list(waiting):
+            arrived = self._arrived(0.0)  # what has come counts, however late it is read
+            for name in [] if arrived is not None else list(waiting):
                 reason = self._given_up(waiting[name], end, deadline)
                 if reason is not None:
                     with self._lock:
@@ -443,13 +448,20 @@ class Exchange:
                     yield Failure(name, reason, gone=True)
             if not waiting:
                 return
-            with contextlib.suppress(queue.Empty):
-                seat, frame = self._arrivals.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
-                if frame.number == self._number and waiting.get(seat.name) is seat:
+            if arrived is None:
+                arrived = self._arrived(max(0.0, min(1.0, end - time.monotonic())))
+            if arrived is not None:
+                seat, frame = arrived
+                if frame.number == number and waiting.get(seat.name) is seat:
                     del waiting[seat.name]
                     if isinstance(frame.arrays, LazyState):
                         give_back()  # memory that its messages took on their way to disk
                     yield _outcome(seat.name, frame, parts[seat.name])
+
+    def _arrived(self, seconds: float) -> tuple[Seat, Frame] | None:
+        with contextlib.suppress(queue.Empty):
+            return self._arrivals.get(timeout=seconds) if seconds else self._arrivals.get_nowait()
+        return None
 
     def _given_up(self, seat: Seat, end: float, deadline: float) -> str | None:
         now = time.monotonic()

@@ -211,8 +211,13 @@ class Federation:
         deadline = exchange.step_deadline if verb.quick else exchange.train_deadline
         self.costs.asked(ask.verb, ", ".join(verb.leaves) or "a few numbers")
         self.pulse.asked(self.number, self._phase, ask.verb, parts, verb.quick)
-        replies = dict(self._usable(verb, ask, self.link.deliver(parts, deadline)))
-        wall = time.perf_counter() - began
+        outcomes, besides = self.link.deliver(parts, deadline), 0.0
+        if ask.meanwhile is not None:
+            sent = time.perf_counter()
+            ask.meanwhile()
+            besides = time.perf_counter() - sent
+        replies = dict(self._usable(verb, ask, outcomes))
+        wall = time.perf_counter() - began - besides
         self.costs.exchanged(self._phase, wall, replies.values(), before, self.link.traffic())
         self.pulse.done(self.number)
         # of the round's sites, not of those who are left of them: an ensemble of one is no ensemble

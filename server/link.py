@@ -41,7 +41,7 @@ class Link(ABC):
 
     @abstractmethod
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
-        """Send each named site its part of an Ask; yield the answers as they come."""
+        """Send each named site its part of an Ask; the iterator has the answers as they come."""
 
     def returned(self) -> dict[str, Facts]:
         """Return the greetings of sites that restarted since the last call."""
@@ -256,7 +256,7 @@ class StreamLink(FlowerLink):
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         if time.monotonic() - self._watched_at > 10:
             self._watch()
-        yield from self.exchange.deliver(parts, deadline)
+        return self.exchange.deliver(parts, deadline)
 
     def _watch(self) -> None:
         """Give up sites whose session Flower reports as over."""
@@ -328,6 +328,9 @@ class MessageLink(FlowerLink):
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         messages = [self._message(name, ask) for name, ask in parts.items()]
         waiting = dict(zip(self.grid.push_messages(messages), parts, strict=True))
+        return self._answers(waiting, deadline)
+
+    def _answers(self, waiting: dict[str, str], deadline: float) -> Iterator[Reply | Failure]:
         end = time.monotonic() + deadline
         while waiting:
             for message in self.grid.pull_messages(list(waiting)):

@@ -26,6 +26,7 @@ class Ask:
     check: Callable[[Reply], None] | None = None  # stays with the asker: the check of a Reply
     optional: bool = False  # too few answers do not end the run
     sum: Any = None  # stays with the asker: a `Summed`, where the weighted sum of the answers suffices
+    meanwhile: Callable[[], None] | None = None  # stays with the asker: what it does while the sites work
     room: int | None = None  # stays with the asker: most bytes of a Reply's arrays; None: what the link allows
 
     def part_for(self, node: str, place: Facts | None = None) -> Ask:
