@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable fuzz soak soak-short lint types tree check bench-exchange bench-transport bench-bytes \
-	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-path bench-models bench-features bench-defaults screen pretrain clean
+	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-scale bench-path bench-models bench-features bench-defaults screen pretrain clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -119,6 +119,12 @@ bench-secure: $(READY) ## bytes and seconds of secure sums beside plain runs; wr
 
 bench-path: $(READY) ## our functions and files that one FedID batch passes; writes experiments/bench/path.json
 	$(BIN)/python experiments/bench/path.py
+
+bench-pipeline: $(READY) ## FedID plain and overlapped: wall time under 10, 50 and 200 ms, accuracy over 20 seeds; writes experiments/bench/pipeline.json
+	$(BIN)/python experiments/bench/pipeline.py
+
+bench-scale: $(READY) ## 8 to 512 sites in one process and in Flower's simulation: seconds and memory; writes experiments/bench/scale.json and a picture
+	$(BIN)/python experiments/bench/scale.py
 
 bench-train: $(READY) ## one FedID round in CPU seconds beside a lean loop of plain torch; writes experiments/bench/train.json
 	$(BIN)/python experiments/bench/train.py

@@ -31,7 +31,7 @@ from fedstill.common.models.loading import load_model
 from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Facts, Reply, WireError
-from fedstill.common.wire.compression import pack, unpack
+from fedstill.common.wire.compression import in_two_bytes, pack, unpack
 from fedstill.strategies import VERBS, find_verb
 from fedstill.strategies.fedid import Pending
 from fedstill.strategies.secure_sum import Masking, under_masks
@@ -59,7 +59,7 @@ class Node:
         self.folder = state_root / run
         self.checkpoints = self.folder / "checkpoints"
         self.place = (0, 0)  # round and step of the current Ask
-        self.pending: Pending | None = None  # FedID: the batch that waits for its feedback
+        self.pending: tuple[Pending, ...] = ()  # FedID: batches that wait for their feedback, oldest first
         self.masking: Masking | None = None  # of the secure sum that is going on
         self.second: Any = None  # a second model beside the site's own, if the method uses one
         self.kept: dict[str, Any] = {}  # what verbs keep between rounds beside the model; part of every checkpoint
@@ -137,7 +137,7 @@ class Node:
             answer, budget = self.guard.cover(verb, answer)
             added: Facts = {} if budget is None else {"privacy": budget}
         else:
-            added = {"seconds": round(time.perf_counter() - began, 6)}
+            added = {"seconds": in_two_bytes(time.perf_counter() - began)}
         arrays, metrics = answer.to_wire()
         if mask is not None:
             arrays = under_masks(self, arrays, dict(mask))
@@ -149,9 +149,8 @@ class Node:
 
     def put_away(self, number: int) -> None:
         """Save everything that the next message needs; this process ends with the current one."""
-        pending = self.pending
-        facts = {"pending": None if pending is None else [*pending.place, pending.dropout], "trained": self.trained_by}
-        rows = {} if pending is None else {"pending": pending.rows}
+        facts = {"pending": [[*one.place, one.dropout] for one in self.pending], "trained": self.trained_by}
+        rows = {f"pending.{place}": one.rows for place, one in enumerate(self.pending)}
         checkpoint.save(self.folder / "work", number, {**self.state(), **rows}, facts, keep=2)
 
     def forget_work(self) -> None:
@@ -165,11 +164,12 @@ class Node:
             return
         _, arrays, facts, _ = newest
         self.check_origin(facts)
-        rows = arrays.pop("pending", None)
+        rows = [arrays.pop(f"pending.{place}") for place in range(len(facts["pending"]))]
         self.load_state(arrays)
-        if rows is not None:
-            number, step, dropout = facts["pending"]
-            self.pending = Pending(rows, (number, step), dropout)
+        self.pending = tuple(
+            Pending(batch, (number, step), dropout)
+            for batch, (number, step, dropout) in zip(rows, facts["pending"], strict=True)
+        )
 
     # --- parts that verbs share ---
 
@@ -195,7 +195,7 @@ class Node:
         """Restore what `state` returned."""
         self.kept = dict(state.get("kept", {}))
         self.learner.load_state(state)
-        self.pending = None
+        self.pending = ()
 
     def train_privately(self, epochs: int, practice: Practice, loss: Loss | None = None) -> list[float]:
         """Train on the private texts, each epoch one pass or `train.epoch_steps`; return each epoch's mean loss."""

@@ -31,6 +31,8 @@ from fedstill.common.wire.frames import (
     grpc_options,
     join,
 )
+from fedstill.common.wire.heads import Forms
+from fedstill.common.wire.messages import without_items
 
 REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
@@ -109,10 +111,11 @@ class Session:
             call = channel.stream_stream(METHOD)(self._messages(outgoing), metadata=((TOKEN, self.token),))
             outgoing.put(Frame(HELLO, facts=self.greeting))
             try:
-                for frame in join(call, self.door.limit, self._count_in):
+                for frame in join(call, self.door.limit, self._count_in, begins=self._forget):
                     if frame.kind == CLOSE:
                         return frame.facts
                     self._respond(frame, outgoing)
+                    del frame  # free its arrays before the next Ask arrives
             finally:
                 outgoing.put(None)
                 call.cancel()
@@ -140,17 +143,20 @@ class Session:
             if not isinstance(settings, dict):
                 raise WireError("the settings of an Ask are not a table")
             reply = self.answer(Ask(str(frame.facts.get("verb"))[:200], frame.arrays, settings))
-            answer = Frame.of(REPLY, frame.number, reply.packed)
+            said = without_items(frame.arrays, reply.arrays)
+            answer = Frame(REPLY, frame.number, said, {"metrics": reply.metrics})
             check_travels(answer, self.door.limit)
         except Exception as error:  # the coordinator leaves this site out of the step and logs why
             return Frame(ERROR, frame.number, facts={"reason": f"{type(error).__name__}: {error}"[:2000]})
         return answer
 
     def _messages(self, outgoing: queue.SimpleQueue[Frame | None]) -> Iterator[bytes]:
+        forms = Forms()
         while (frame := outgoing.get()) is not None:
-            for message in cut(frame):
+            for message in cut(frame, forms):
                 self.bytes_out += len(message)
                 yield message
+            del frame
 
     def _channel(self) -> grpc.Channel:
         options = grpc_options(self.door.keep_alive)
@@ -160,6 +166,11 @@ class Session:
             self.door.root_certificates.read_bytes(), *(self.door.pair or (None, None))
         )
         return grpc.secure_channel(self.door.address, credentials, options)
+
+    def _forget(self, kind: int, number: int) -> None:
+        """Free the last Reply as soon as another Ask begins to arrive: it may be as large as that Ask."""
+        if kind == ASK and self._answered is not None and self._answered.number != number:
+            self._answered = None
 
     def _count_in(self, size: int) -> None:
         self.bytes_in += size

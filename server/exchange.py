@@ -37,6 +37,8 @@ from fedstill.common.wire.frames import (
     grpc_options,
     join,
 )
+from fedstill.common.wire.heads import Forms
+from fedstill.common.wire.messages import with_items
 from fedstill.common.wire.spool import Spool
 from fedstill.server.admission import why_no_name
 from fedstill.server.memory import give_back, one_heap
@@ -363,9 +365,10 @@ class Exchange:
             replaced_call.cancel()  # its thread may wait for a reader that is gone
         context.add_callback(lambda: outbox.put(None))
         threading.Thread(target=self._read, args=(seat, frames, outbox, refusal), daemon=True).start()
+        forms = Forms()
         try:
             while (frame := outbox.get()) is not None:
-                for message in cut(frame):
+                for message in cut(frame, forms):
                     seat.bytes_down += len(message)
                     seat.writing = time.monotonic()
                     yield message
@@ -413,7 +416,7 @@ class Exchange:
     # --- Asks and Replies ---
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
-        """Send each site its Ask and yield the answers as they come; a site that is late or gone yields a Failure."""
+        """Send each site its Ask; the iterator has the answers as they come, and a Failure for who is late or gone."""
         self._number += 1
         frames = {
             name: Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings})
@@ -430,9 +433,14 @@ class Exchange:
                 seat.unanswered = None if seat.anew else frames[name]
                 if seat.outbox is not None and not seat.anew:
                     seat.outbox.put(frames[name])
-        end = time.monotonic() + deadline
+        return self._answers(parts, waiting, self._number, time.monotonic() + deadline, deadline)
+
+    def _answers(
+        self, parts: dict[str, Ask], waiting: dict[str, Seat], number: int, end: float, deadline: float
+    ) -> Iterator[Reply | Failure]:
         while waiting:
-            for name in list(waiting):
+            arrived = self._arrived(0.0)  # what has come counts, however late it is read
+            for name in [] if arrived is not None else list(waiting):
                 reason = self._given_up(waiting[name], end, deadline)
                 if reason is not None:
                     with self._lock:
@@ -440,13 +448,20 @@ class Exchange:
                     yield Failure(name, reason, gone=True)
             if not waiting:
                 return
-            with contextlib.suppress(queue.Empty):
-                seat, frame = self._arrivals.get(timeout=max(0.0, min(1.0, end - time.monotonic())))
-                if frame.number == self._number and waiting.get(seat.name) is seat:
+            if arrived is None:
+                arrived = self._arrived(max(0.0, min(1.0, end - time.monotonic())))
+            if arrived is not None:
+                seat, frame = arrived
+                if frame.number == number and waiting.get(seat.name) is seat:
                     del waiting[seat.name]
                     if isinstance(frame.arrays, LazyState):
                         give_back()  # memory that its messages took on their way to disk
-                    yield _outcome(seat.name, frame)
+                    yield _outcome(seat.name, frame, parts[seat.name])
+
+    def _arrived(self, seconds: float) -> tuple[Seat, Frame] | None:
+        with contextlib.suppress(queue.Empty):
+            return self._arrivals.get(timeout=seconds) if seconds else self._arrivals.get_nowait()
+        return None
 
     def _given_up(self, seat: Seat, end: float, deadline: float) -> str | None:
         now = time.monotonic()
@@ -480,13 +495,13 @@ class Exchange:
         self._ended.set()
 
 
-def _outcome(name: str, frame: Frame) -> Reply | Failure:
+def _outcome(name: str, frame: Frame, ask: Ask) -> Reply | Failure:
     if frame.kind == ERROR:
         return Failure(name, str(frame.facts.get("reason", "no reason given"))[:2000])
     metrics = frame.facts.get("metrics", {})
     if not isinstance(metrics, dict):
         return Failure(name, "its metrics are not a table")
-    return Reply(name, frame.arrays, metrics)
+    return Reply(name, with_items(ask.arrays, frame.arrays), metrics)
 
 
 def _digest(token: str) -> str:

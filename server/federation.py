@@ -36,9 +36,11 @@ from fedstill.server.record import Record, RunStopped
 from fedstill.server.results import Results, judged, scores_in
 from fedstill.strategies import VERBS, Method, find_verb, make_method
 from fedstill.strategies.base import QuorumLost, Round
-from fedstill.strategies.generic import Train, evaluate, evaluate_alone
+from fedstill.strategies.generic import Train, evaluate, evaluate_alone, save
 from fedstill.strategies.secure_sum import PROTOCOL, ask_for_sum
 from fedstill.strategies.verbs import Nothing, Verb
+
+UNCHANGED = {save.name, evaluate.name, evaluate_alone.name}  # verbs that leave a site as it was
 
 
 class Federation:
@@ -59,6 +61,8 @@ class Federation:
         self.late: dict[str, str] = {}  # sites that were late or lost in this round, and why
         self.away: dict[str, str] = {}  # those that have not answered since
         self.left_out: Counter[str] = Counter()  # how often, by site
+        self.saved: dict[str, int] = {}  # the round of each site's last checkpoint
+        self.touched: set[str] = set()  # sites that may have changed since
         self.heard_at: dict[str, float] = {}  # when each site's last usable answer came
         self._missed: dict[str, str] = {}  # why a site's last answer was of no use
         self._step, self._phase = 0, "start"
@@ -204,6 +208,7 @@ class Federation:
         names = self.participants if ask.to is None else ask.to
         self._spend_central()
         self._phase = verb.phase or self._phase
+        self.touched.update(() if ask.verb in UNCHANGED else names)
         before, began = self.link.traffic(), time.perf_counter()
         place = {"round": self.number, "step": self._step}
         self._step += ask.verb not in PROTOCOL
@@ -214,8 +219,13 @@ class Federation:
         deadline = exchange.step_deadline if verb.quick else exchange.train_deadline
         self.costs.asked(ask.verb, ", ".join(verb.leaves) or "a few numbers")
         self.pulse.asked(self.number, self._phase, ask.verb, parts, verb.quick)
-        replies = dict(self._usable(verb, ask, self.link.deliver(parts, deadline)))
-        wall = time.perf_counter() - began
+        outcomes, besides = self.link.deliver(parts, deadline), 0.0
+        if ask.meanwhile is not None:
+            sent = time.perf_counter()
+            ask.meanwhile()
+            besides = time.perf_counter() - sent
+        replies = dict(self._usable(verb, ask, outcomes))
+        wall = time.perf_counter() - began - besides
         self.costs.exchanged(self._phase, wall, replies.values(), before, self.link.traffic())
         self.pulse.done(self.number)
         # of the round's sites, not of those who are left of them: an ensemble of one is no ensemble

@@ -14,6 +14,10 @@ from flwr.serverapp import Grid
 from fedstill.common.config import LONGEST_NAME, RunConfig
 from fedstill.common.readable import plain, sentence
 from fedstill.common.wire import Ask, Facts, Failure, Reply, from_records, size_of, to_records
+from fedstill.common.wire.encoding import body_size
+from fedstill.common.wire.frames import ASK, REPLY, Frame, head_of
+from fedstill.common.wire.heads import Forms
+from fedstill.common.wire.messages import without_items
 from fedstill.common.wire.spool import Spool
 from fedstill.server.admission import why_no_name
 from fedstill.server.exchange import Exchange
@@ -38,7 +42,7 @@ class Link(ABC):
 
     @abstractmethod
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
-        """Send each named site its part of an Ask; yield the answers as they come."""
+        """Send each named site its part of an Ask; the iterator has the answers as they come."""
 
     def returned(self) -> dict[str, Facts]:
         """Return the greetings of sites that restarted since the last call."""
@@ -69,20 +73,29 @@ class LocalLink(Link):
         self.nodes = {node.name: node for node in nodes}
         self.sites = {node.name: node.greeting() for node in nodes}
         self._bytes = {name: [0, 0] for name in self.nodes}
+        self._number = 0
+        self._forms = {name: (Forms(), Forms()) for name in self.nodes}
         refused = {name: reason for name, facts in self.sites.items() if (reason := admit(facts)) is not None}
         if refused:
             raise JoinError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
+        self._number += 1
         for name, ask in parts.items():
-            self._bytes[name][1] += size_of(ask.arrays, {"verb": ask.verb, "settings": ask.settings})
+            self._count(name, Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings}))
             try:
                 reply = self.nodes[name].answer(ask)
             except Exception as error:
                 yield Failure(name, f"{type(error).__name__}: {error}")
                 continue
-            self._bytes[name][0] += reply.size
+            said = without_items(ask.arrays, reply.arrays)
+            self._count(name, Frame(REPLY, self._number, said, {"metrics": reply.metrics}))
             yield reply
+
+    def _count(self, name: str, frame: Frame) -> None:
+        """Count the bytes that a frame would have on a stream."""
+        way = 1 if frame.kind == ASK else 0
+        self._bytes[name][way] += len(head_of(frame, self._forms[name][way])) + body_size(frame.packed[1])
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         return {name: (up, down) for name, (up, down) in self._bytes.items()}
@@ -256,7 +269,7 @@ class StreamLink(FlowerLink):
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         if time.monotonic() - self._watched_at > 10:
             self._watch()
-        yield from self.exchange.deliver(parts, deadline)
+        return self.exchange.deliver(parts, deadline)
 
     def _watch(self) -> None:
         """Give up sites whose session Flower reports as over."""
@@ -328,6 +341,9 @@ class MessageLink(FlowerLink):
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         messages = [self._message(name, ask) for name, ask in parts.items()]
         waiting = dict(zip(self.grid.push_messages(messages), parts, strict=True))
+        return self._answers(waiting, deadline)
+
+    def _answers(self, waiting: dict[str, str], deadline: float) -> Iterator[Reply | Failure]:
         end = time.monotonic() + deadline
         while waiting:
             for message in self.grid.pull_messages(list(waiting)):

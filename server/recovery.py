@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedstill.common import checkpoint
 from fedstill.common.readable import plain
+from fedstill.common.wire import Facts
 from fedstill.server.countersign import signature
 from fedstill.strategies.generic import Keep, restore, save
 
@@ -14,15 +15,23 @@ if TYPE_CHECKING:
 
 
 def save_round(fed: Federation, number: int) -> None:
-    """Save a round at the sites first, so that they hold whatever the server holds; late sites may be back by now."""
+    """Save a round at the sites first, so that they hold whatever the server holds; late sites may be back by now.
+
+    Where a round draws some of many sites, one that was asked nothing since its last checkpoint is as it was then.
+    """
     fed.late.clear()
-    kept = fed.ask(save.ask(Keep(number), to=tuple(fed.sites)))
+    drawn = fed.method.p.participation < 1
+    to = tuple(name for name in fed.sites if not drawn or name in fed.touched or name not in fed.saved)
+    kept = fed.ask(save.ask(Keep(number), to=to))
+    fed.saved.update({reply.node: number for reply in kept})
+    fed.touched -= {reply.node for reply in kept}
     heads = {reply.node: plain(reply.metrics["ledger"], 64) for reply in kept}
     key, run = fed.config.exchange.key, fed.record.folder.name
     signed = None if key is None else signature(key, run, number, heads)
     fed.record.event("ledgers", round=number, heads=heads, **({} if signed is None else {"signature": signed}))
     arrays = {"central": fed.central.learner.state(copy=False), "method": fed.method.state()}
-    fed.record.save_round(number, arrays, {"round": number, **fed.results.facts(), "spending": fed.costs.facts()})
+    fed.record.save_round(number, arrays, {"round": number, **fed.results.facts(), "spending": fed.costs.facts(),
+                                           "saved": fed.saved})  # fmt: skip
 
 
 def resume(fed: Federation) -> int | None:
@@ -35,7 +44,9 @@ def resume(fed: Federation) -> int | None:
     needed = fed.quorum(len(held))
     everywhere = set().union(*held.values())
     enough = {number for number in everywhere if sum(number in rounds for rounds in held.values()) >= needed}
-    newest = checkpoint.newest(fed.record.checkpoints, enough) or checkpoint.newest(fed.record.checkpoints)
+    newest = checkpoint.newest(fed.record.checkpoints)
+    if newest is not None and len(_holders(held, newest)) < needed:
+        newest = checkpoint.newest(fed.record.checkpoints, enough) or newest
     if newest is None:
         fed.record.event("resumed", round=None, reason="there is no checkpoint that can be read")
         return None
@@ -46,14 +57,22 @@ def resume(fed: Federation) -> int | None:
     fed.method.load_state(arrays.get("method", {}))
     fed.results.load(facts)
     fed.costs.load(facts["spending"])
-    holders = tuple(name for name in held if number in held[name])
-    if holders:
-        fed.ask(restore.ask(Keep(number), to=holders))
+    fed.saved = dict(facts.get("saved", {}))
+    holders = _holders(held, newest)
+    for saved in sorted(set(holders.values())):
+        fed.ask(restore.ask(Keep(saved), to=tuple(name for name, at in holders.items() if at == saved)))
     for name in held:
         if name not in holders:
             take_up_alone(fed, name, [other for other in held[name] if other < number], number)
     fed.record.event("resumed", round=number)
     return number
+
+
+def _holders(held: dict[str, set[int]], newest: tuple[int, object, Facts, object]) -> dict[str, int]:
+    """Return the sites that hold the state they had in this checkpoint, and the round they saved it in."""
+    number, _, facts, _ = newest
+    saved = {name: facts.get("saved", {}).get(name, number) for name in held}
+    return {name: saved[name] for name in held if saved[name] in held[name]}
 
 
 def let_in(fed: Federation) -> None:

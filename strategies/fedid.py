@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
@@ -15,7 +17,7 @@ from fedstill.common.maths.feedback import Jacobian, exact_surrogate, scalar_sur
 from fedstill.common.maths.losses import LOSSES
 from fedstill.common.maths.robust import Aggregation, combine
 from fedstill.common.practice import Practice
-from fedstill.common.wire import Reply, items
+from fedstill.common.wire import Ask, Reply, items
 from fedstill.common.wire.checks import predictions
 from fedstill.common.wire.typed import Message, named
 from fedstill.strategies.base import FRESH, Method, Params, Round, names, texts_of
@@ -48,6 +50,7 @@ class FedIDParams(Params):
     target: Literal["soft", "votes"] = "soft"
     dropout: bool = False  # predict and validate in train mode, as the authors' code does
     batch_size: int | None = Field(None, ge=1)  # public texts an exchange; by default the central model's batch
+    pipeline: Literal[0, 1] = 0  # 1: sites predict a batch while the central model learns the one before
 
     @model_validator(mode="after")
     def _goes_together(self) -> FedIDParams:
@@ -87,16 +90,33 @@ class Lesson(Message):
     practice: Practice = Practice()
     rows: np.ndarray | None = None  # of the next batch; none after the last
     dropout: bool = False
+    late: bool = False  # feedback on the last batch but one: the last one is still with the central model
 
 
 @dataclass(frozen=True)
 class Learned(Message):
-    """The loss of the step, and predictions of the next batch if there is one."""
+    """Predictions of the next batch; after the last one, the loss of its step."""
 
     texts: int
     loss: float | None = None
     items: np.ndarray | None = None
     logits: np.ndarray | None = None
+
+
+class Meanwhile:
+    """Work of the central model that an Ask takes along, done once while the sites work, or when it is needed."""
+
+    def __init__(self, work: Callable[[], tuple[Lesson, float]]) -> None:
+        self._work, self._done = work, list[tuple[Lesson, float]]()
+
+    def __call__(self) -> None:
+        self._done.append(self._work())
+
+    def result(self) -> tuple[Lesson, float]:
+        """Return what came out."""
+        if not self._done:
+            self()
+        return self._done[0]
 
 
 class FedID(Method):
@@ -113,6 +133,8 @@ class FedID(Method):
     p: FedIDParams
 
     def prepare(self, fed: Federation) -> None:
+        if self.p.pipeline and fed.config.exchange.secure:
+            raise ValueError("method.pipeline and exchange.secure do not go together: a secure sum takes several Asks")
         if self.p.feedback == "exact" and fed.config.train.clip is not None:
             raise ValueError("feedback = 'exact' goes through the whole step, and train.clip cuts it; take one out")
         if self.p.feedback != "none" and not len(fed.central.labelled):
@@ -129,10 +151,10 @@ class FedID(Method):
     def round(self, fed: Federation) -> Round:  # Algorithm 1
         sites = names((yield self.train_locally(fed)))  # lines 6-8, eq. 4
         batches, loss = self.batches(fed), 0.0
-        check = predictions(batches[0], fed.central.classes)
+        if self.p.pipeline:
+            return (yield from self.overlapped(fed, sites, batches))
         of: Literal["values", "probabilities"] = "values" if self.p.average == "logits" else "probabilities"
-        asking = predict_batch.ask(Predict(batches[0], self.p.dropout), to=sites, check=check)
-        y_k = yield summed(asking, of)  # 10-13, eq. 9
+        y_k = yield summed(self.ask_batch(fed, batches[0], sites), of)  # 10-13, eq. 9
         for i, (x0, following) in enumerate(zip(batches, [*batches[1:], None], strict=True)):  # 9
             w = by_size(texts_of(y_k))
             if i == 0 and self.p.aggregation == "mean":
@@ -147,6 +169,35 @@ class FedID(Method):
             y_k = yield asking if following is None else summed(asking, of)  # 19-21, eqs. 13-15
             fed.progress("interactive", i + 1, len(batches), loss=loss)
         return {"loss": loss}
+
+    def overlapped(self, fed: Federation, sites: tuple[str, ...], batches: list[np.ndarray]) -> Round:
+        """Algorithm 1 with feedback one batch late: sites predict batch i + 1 while the central model learns batch i.
+
+        A site's step on batch i (line 21) is thus taken with weights that have learned batch i - 1.
+        """
+        lesson: Lesson | None = None
+        each: dict[str, dict[str, float]] = {}
+        y_k = yield self.ask_batch(fed, batches[0], sites)
+        for i, (x0, following) in enumerate(zip(batches, [*batches[1:], None], strict=True)):
+            w, practice = by_size(texts_of(y_k)), self.practice(fed, i / len(batches), (i + 1) / len(batches))
+            central = Meanwhile(partial(self.central_step, fed, i, x0, *self.ensemble(y_k, w), practice))
+            if lesson is not None:  # what the central model learned from batch i - 1
+                check = None if following is None else predictions(following, fed.central.classes)
+                asking = learn.ask(replace(lesson, rows=following), each=each, to=sites, check=check)
+                y_k = yield replace(asking, meanwhile=central)
+            elif following is not None:
+                y_k = yield replace(self.ask_batch(fed, following, sites), meanwhile=central)
+            feedback, loss = central.result()
+            lesson = replace(feedback, answered=items(x0), practice=practice, late=True)
+            each = {site: {"weight": w.get(site, 0.0)} for site in sites}
+            fed.progress("interactive", i + 1, len(batches), loss=loss)
+        yield learn.ask(lesson, each=each, to=sites)
+        return {"loss": loss}
+
+    def ask_batch(self, fed: Federation, rows: np.ndarray, sites: tuple[str, ...]) -> Ask:
+        """Lines 10 to 13 for one batch."""
+        check = predictions(rows, fed.central.classes)
+        return predict_batch.ask(Predict(rows, self.p.dropout), to=sites, check=check)
 
     def batches(self, fed: Federation) -> list[np.ndarray]:
         """E_d passes over the public set in its fixed order."""
@@ -212,27 +263,33 @@ def predict_batch(site: Node, asked: Predict) -> Predictions:
 def _predicted(site: Node, asked: Predict) -> Predictions:
     rows = site.public_rows(asked.rows)
     logits = site.learner.logits(site.public, rows, asked.dropout)
-    site.pending = Pending(rows, site.place, asked.dropout, logits)
+    earlier = tuple(one for one in site.pending[-1:] if one.place[0] == site.place[0])  # of the same round
+    site.pending = (*earlier, Pending(rows, site.place, asked.dropout, logits))
     return Predictions(items(rows), logits.detach().cpu().numpy(), len(site.private))
 
 
 @site_verb("train.feedback", leaves="predictions", phase="interactive", quick=True, shield=PREDICTED)
 def learn(site: Node, lesson: Lesson) -> Learned:
     """Update on the pending batch (line 21), then predict the next one if the lesson names its rows."""
-    pending, site.pending = site.pending, None
-    learned = Learned(len(site.private))
-    if pending is not None and np.array_equal(items(pending.rows), lesson.answered):
-        learned = replace(learned, loss=_step(site, pending, lesson))
+    waiting, site.pending, loss = site.pending if lesson.late else site.pending[-1:], (), None
+    for place, pending in enumerate(waiting):
+        if np.array_equal(items(pending.rows), lesson.answered):
+            loss = _step(site, pending, lesson)
+            # after this step the graphs of batches predicted ahead are outdated: theirs are made anew
+            site.pending = tuple(replace(later, logits=None) for later in waiting[place + 1 :])
+            break
+    else:
+        site.pending = waiting[1:] if lesson.late else ()
     if lesson.rows is None:
-        return learned
+        return Learned(len(site.private), loss)
     following = _predicted(site, Predict(lesson.rows, lesson.dropout))
-    return replace(learned, items=following.items, logits=following.logits)
+    return Learned(len(site.private), items=following.items, logits=following.logits)
 
 
 def _step(site: Node, pending: Pending, lesson: Lesson) -> float:
     """Eq. 15: CE(y, f_k) + lambda w_k <G, f_k>, or with the scalar lambda w_k h CE(f_k, argmax z_k)."""
     z_k = pending.logits
-    if z_k is None:  # another process predicted it: the same weights at the same place give the same graph
+    if z_k is None:  # predicted by another process or ahead: the weights of now, at the same place in the run
         with site.learner.at(*pending.place):
             z_k = site.learner.logits(site.public, pending.rows, pending.dropout)
     loss = torch.zeros((), device=z_k.device)

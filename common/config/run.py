@@ -135,6 +135,7 @@ class SimulationConfig(Section):
     client_gpus: float = Field(0.0, ge=0)  # per client; 0.25 lets four share a GPU
     cpus: int | None = Field(None, ge=1)  # in total; by default the machine's
     gpus: int | None = Field(None, ge=0)  # in total; by default the machine's
+    resident: int | None = Field(None, ge=1)  # sites in memory with --on process; others wait on disk. Default: all
 
 
 class ReportConfig(Section):

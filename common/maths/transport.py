@@ -13,11 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedstill.common.maths.lipschitz import corners, potential_near
+
 Solver = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 SMALLEST = 1e-10  # a smaller probability counts as 0: far below any tolerance, and its logarithm hinders convergence
 ANNEALING = 0.25  # ratio of eps between one level and the one before
 ROUGH = 1e-1  # tolerance of the levels above the last, which only lead to it
+NEAR = 0.02  # below this share of the largest cost, eps is small enough to start from transport without entropy
+FEW = 30  # steps from there before a text is annealed instead
+ENOUGH = 0.25  # of the gain that its slope promises: a Newton step that has less is searched for a better length
 LONGEST = 1024.0  # how many eps a Newton step may move a potential
 
 
@@ -75,23 +80,31 @@ def _softmin(log_weights: Tensor, potential: Tensor, cost: Tensor, eps: float) -
 
 
 def _potential(mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float, most_steps: int) -> Tensor:
-    """Return the potential g: annealed from the cost's diameter down to eps, each level starting from the last."""
-    g, level = torch.zeros_like(nu), max(float(cost.max()), eps)
-    while level > eps:
-        _solve_level(g, mu, nu, cost, level, ROUGH, most_steps)
-        level = max(level * ANNEALING, eps)
-    left = _solve_level(g, mu, nu, cost, eps, tol, most_steps)
-    if left:
-        warnings.warn(
-            f"log_sinkhorn: {left} of {len(mu)} texts are not within {tol:g} after {most_steps} steps at eps = {eps:g};"
-            " a larger eps or tol converges sooner",
-            stacklevel=2,
-        )
+    """Return the potential g: from the best corner of the dual without entropy where eps is small, else annealed."""
+    g, left = torch.zeros_like(nu), torch.arange(len(mu), device=mu.device)
+    table = corners(cost) if eps < NEAR * float(cost.max()) else None
+    if table is not None:
+        g = potential_near(mu, nu, cost, eps, table)
+        left = _solve_level(g, mu, nu, cost, eps, tol, min(most_steps, FEW))
+    if len(left):
+        some = torch.zeros_like(nu[left])
+        level = max(float(cost.max()), eps)
+        while level > eps:  # from the cost's diameter down to eps, each level starting from the last
+            _solve_level(some, mu[left], nu[left], cost, level, ROUGH, most_steps)
+            level = max(level * ANNEALING, eps)
+        missed = _solve_level(some, mu[left], nu[left], cost, eps, tol, most_steps)
+        g[left] = some
+        if len(missed):
+            warnings.warn(
+                f"log_sinkhorn: {len(missed)} of {len(mu)} texts are not within {tol:g} after {most_steps} steps at "
+                f"eps = {eps:g}; a larger eps or tol converges sooner",
+                stacklevel=2,
+            )
     return g
 
 
-def _solve_level(g: Tensor, mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float, most_steps: int) -> int:
-    """Raise the dual in g, in place, until no text misses nu by more than tol; return how many still do.
+def _solve_level(g: Tensor, mu: Tensor, nu: Tensor, cost: Tensor, eps: float, tol: float, most_steps: int) -> Tensor:
+    """Raise the dual in g, in place, until no text misses nu by more than tol; return which ones still do.
 
     Sinkhorn's sweep alone stalls where eps is far below the distance of two labels: at 1e-3 a thousand sweeps leave a
     quarter of the texts short of 1e-6, some by 0.1. Between sweeps, a Newton step on the dual with f eliminated,
@@ -105,22 +118,35 @@ def _solve_level(g: Tensor, mu: Tensor, nu: Tensor, cost: Tensor, eps: float, to
         m, n, log_n = mu[remaining], nu[remaining], log_nu[remaining]
         at = _softmin(log_mu[remaining], _softmin(log_n, g[remaining], cost, eps), cost.T, eps)
         g[remaining] = at
-        rows = torch.softmax(log_n.unsqueeze(-2) + (at.unsqueeze(-2) - cost) / eps, dim=-1)  # pi_ij / mu_i
+        exponents = log_n.unsqueeze(-2) + (at.unsqueeze(-2) - cost) / eps
+        lse = exponents.logsumexp(-1, keepdim=True)
+        rows = (exponents - lse).exp()  # pi_ij / mu_i
         marginal = (m.unsqueeze(-2) @ rows).squeeze(-2)
         missed = n - marginal  # the gradient
         unsolved = missed.abs().sum(-1) > tol
         remaining = remaining[unsolved]
         if not len(remaining):
-            return 0
-        m, n, log_n, at, rows, marginal, missed = (x[unsolved] for x in (m, n, log_n, at, rows, marginal, missed))
+            break
+        parts = (m, n, log_n, at, rows, marginal, missed, -eps * lse.squeeze(-1))
+        m, n, log_n, at, rows, marginal, missed, f = (part[unsolved] for part in parts)
         # The Hessian is this over -eps; `constant` fixes the direction in which nothing changes.
         curvature = torch.diag_embed(marginal) - rows.mT @ (m.unsqueeze(-1) * rows) + constant
         step = torch.linalg.solve(curvature, missed)
         step *= (LONGEST / step.abs().amax(-1, keepdim=True)).clamp(max=1.0)
-        tried = at + eps * steps * step
-        dual = (m * _softmin(log_n, tried, cost, eps)).sum(-1) + (n * tried).sum(-1)
-        g[remaining] = tried[dual.argmax(0), torch.arange(len(remaining), device=mu.device)]
-    return len(remaining)
+        tried = at + eps * step
+        gained = _dual(m, n, log_n, tried, cost, eps) - (m * f).sum(-1) - (n * at).sum(-1)
+        poor = gained < ENOUGH * eps * (missed * step).sum(-1)
+        if poor.any():
+            search = at[poor] + eps * steps * step[poor]
+            dual = _dual(m[poor], n[poor], log_n[poor], search, cost, eps)
+            tried[poor] = search[dual.argmax(0), torch.arange(search.shape[1], device=mu.device)]
+        g[remaining] = tried
+    return remaining
+
+
+def _dual(mu: Tensor, nu: Tensor, log_nu: Tensor, g: Tensor, cost: Tensor, eps: float) -> Tensor:
+    """The dual with f eliminated."""
+    return (mu * _softmin(log_nu, g, cost, eps)).sum(-1) + (nu * g).sum(-1)
 
 
 # --- other solvers ---

@@ -26,11 +26,28 @@ def pack(arrays: State, encoding: Encoding) -> State:
         elif encoding == "float16":
             packed[name] = np.clip(value, -_HALF, _HALF).astype(np.float16)
         else:
-            low, high = np.float32(value.min()), np.float32(value.max())
-            step = max(float(high) - float(low), float(np.finfo(np.float32).tiny)) / 255
+            bounds = _bounds(value)
+            low, high = float(bounds[0]), float(bounds[1])
+            step = max(high - low, float(np.finfo(np.float32).tiny)) / 255
             packed[name] = np.round((value.astype(np.float64) - low) / step).astype(np.uint8)
-            packed[_BOUNDS.format(name)] = np.array([low, high], np.float32)
+            packed[_BOUNDS.format(name)] = bounds
     return packed
+
+
+def _bounds(value: np.ndarray) -> np.ndarray:
+    """Return a lower and an upper bound in two bytes each, or in four where two cannot hold them."""
+    tight = np.array([value.min(), value.max()], np.float32)
+    if np.abs(tight).max() >= _HALF:
+        return tight
+    bounds = tight.astype(np.float16)
+    bounds[0] = np.nextafter(bounds[0], np.float16(-np.inf)) if bounds[0] > tight[0] else bounds[0]
+    bounds[1] = np.nextafter(bounds[1], np.float16(np.inf)) if bounds[1] < tight[1] else bounds[1]
+    return bounds if np.isfinite(bounds).all() else tight
+
+
+def in_two_bytes(seconds: float) -> float:
+    """Return a time with three digits, which a frame sends in two bytes; of a day and more, whole seconds."""
+    return float(np.float16(seconds)) if seconds < _HALF else float(round(seconds))
 
 
 def unpack(arrays: State) -> State:

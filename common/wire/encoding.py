@@ -1,4 +1,4 @@
-"""Arrays and facts as bytes: a JSON head that describes the arrays, then their raw bytes.
+"""Arrays and facts as bytes: a head of plain values that describes the arrays, then their raw bytes.
 
 Nothing on the wire can run code, and large arrays are not copied twice.
 """
@@ -18,40 +18,54 @@ from fedstill.common.wire.errors import WireError
 from fedstill.common.wire.spool import Place
 
 Facts = dict[str, Any]  # JSON values: numbers, strings, lists and tables of them
-Packed = tuple[bytes, list[memoryview]]  # the head of a frame, and the arrays' bytes behind it
+Packed = tuple[Facts, list[memoryview]]  # the head of a frame, and the arrays' bytes behind it
 
-HEAD_LIMIT = 1 << 20  # bytes of the JSON; parsed it takes some 27 times the room
+HEAD_LIMIT = 1 << 20  # bytes of a head as JSON; parsed it takes some 27 times the room
 SIDES = 32  # of an array
 DTYPES = {"float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"}
+_NAMES = {np.dtype(name): name for name in DTYPES}  # numpy takes microseconds to name a type
+_WIDTHS = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 
 
 def encode(arrays: State, facts: Facts) -> Packed:
-    """Encode the JSON head of a frame and the arrays' bytes after it, in order and without copying floats."""
+    """Encode the head of a frame and the arrays' bytes after it, in order and without copying floats."""
     described, buffers = [], []
     for name, value in arrays.items():
         short, recipe = shorten(np.asarray(value, order="C"))
-        if short.dtype.name not in DTYPES:
+        dtype = _NAMES.get(short.dtype)
+        if dtype is None:
             raise WireError(f"array {name!r} has type {short.dtype.name}, which does not travel")
-        described.append([name, short.dtype.name, list(short.shape), *([recipe] if recipe else [])])
+        described.append([name, dtype, list(short.shape), *([recipe] if recipe else [])])
         buffers.append(short.reshape(-1).view(np.uint8).data)
-    return json.dumps({"arrays": described, **facts}, separators=(",", ":")).encode(), buffers
+    return {"arrays": described, **facts}, buffers
 
 
-def decode(head: bytes, body: memoryview) -> tuple[Arrays, Facts]:
+def parse(text: bytes) -> Facts:
+    """Return the head that was written as JSON."""
+    try:
+        head = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the head of a frame cannot be read: {type(error).__name__}") from None
+    if not isinstance(head, dict):
+        raise WireError("the head of a frame cannot be read: it is not a table")
+    return head
+
+
+def decode(head: Facts, body: memoryview) -> tuple[Arrays, Facts]:
     """Decode the arrays (views of `body`) and facts of a frame; refuse a head that does not match its body."""
     places, facts = describe(head, len(body))
     return {name: _view(body, name, place) for name, place in places.items()}, facts
 
 
-def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
+def describe(head: Facts, length: int) -> tuple[dict[str, Place], Facts]:
     """Return where each array lies in a body of this length, and the facts; refuse a head that does not match."""
     try:
-        facts = json.loads(head)
+        facts = dict(head)
         described = [
             (str(n), str(d), _sides(shape), tuple(recipe[0]) if recipe else ())
             for n, d, shape, *recipe in facts.pop("arrays")
         ]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise WireError(f"the head of a frame cannot be read: {type(error).__name__}") from None
     places: dict[str, Place] = {}
     at = in_ranges = 0
@@ -65,7 +79,7 @@ def describe(head: bytes, length: int) -> tuple[dict[str, Place], Facts]:
             count *= side
         if count == 0 and math.prod(side or 1 for side in shape) >= 1 << 48:
             raise WireError(f"array {name[:80]!r} has a shape that no array can have")
-        size = count * np.dtype(dtype).itemsize
+        size = count * _WIDTHS[dtype]
         if at + size > length:
             raise WireError(f"array {name[:80]!r} is longer than its frame")
         try:
@@ -98,14 +112,24 @@ def _view(body: memoryview, name: str, place: Place) -> np.ndarray:
 
 
 def size_of(arrays: State, facts: Facts) -> int:
-    """Return the size in bytes of a frame with this content."""
+    """Return the size in bytes of this content with its head as JSON: on a stream, heads are shorter."""
     head, buffers = encode(arrays, facts)
-    return len(head) + sum(len(buffer) for buffer in buffers)
+    return len(to_text(head)) + body_size(buffers)
 
 
-def chunks(head: bytes, buffers: list[memoryview], prefix: bytes, size: int) -> Iterator[bytes]:
-    """Cut the buffers into messages of `size` bytes, prefix and head added to the first, copying each byte once."""
-    pending: list[bytes | memoryview] = [prefix, head]
+def to_text(head: Facts) -> bytes:
+    """Return a head as JSON."""
+    return json.dumps(head, separators=(",", ":")).encode()
+
+
+def body_size(buffers: list[memoryview]) -> int:
+    """Return the size in bytes of the arrays behind a head."""
+    return sum(len(buffer) for buffer in buffers)
+
+
+def chunks(head: bytes, buffers: list[memoryview], size: int) -> Iterator[bytes]:
+    """Cut the buffers into messages of `size` bytes, the head added to the first, copying each byte once."""
+    pending: list[bytes | memoryview] = [head]
     room = size
     for buffer in buffers:
         at = 0

@@ -40,5 +40,5 @@ def _to_array(value: np.ndarray) -> Array:
 
 
 def _from_array(name: str, value: Array) -> np.ndarray:
-    head = json.dumps({"arrays": [[name, value.dtype, list(value.shape)]]}).encode()
+    head = {"arrays": [[name, value.dtype, list(value.shape)]]}
     return decode(head, memoryview(value.data))[0][name]

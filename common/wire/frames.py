@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from fedstill.common.states import State
-from fedstill.common.wire.encoding import HEAD_LIMIT, Facts, Packed, chunks, decode, describe, encode
+from fedstill.common.wire.encoding import (
+    HEAD_LIMIT,
+    Facts,
+    Packed,
+    body_size,
+    chunks,
+    decode,
+    describe,
+    encode,
+    parse,
+    to_text,
+)
 from fedstill.common.wire.errors import WireError
+from fedstill.common.wire.heads import (
+    BRIEF,
+    FORM_LIMIT,
+    Forms,
+    NoForm,
+    outlined,
+    read_varint,
+    squeeze,
+    unsqueeze,
+    varint,
+)
 from fedstill.common.wire.spool import Spool, SpooledState
 
 METHOD = "/fedstill.Exchange/Session"
@@ -19,8 +41,9 @@ CHUNK = 1 << 20
 WINDOW = 8 << 20  # bytes in flight per stream; at a 100 ms round trip still 80 MB/s
 WINDOWS = 32 << 20  # of all streams of a server together
 DOOR_LIMIT = 1 << 20  # head and body of a frame from a caller not yet identified
-_PREFIX = struct.Struct("<4sBQIQ")  # magic, kind, number of the Ask, length of the head, length of the body
-_MAGIC = b"FST1"
+PREFIX = 64  # most bytes before the head of a whole frame: magic, kind, number of the Ask, lengths of head and body
+MAGIC = b"FST2"
+TEACHES = 0x80  # added to the kind of a whole frame whose form is remembered
 
 HELLO, WELCOME, READY, ASK, REPLY, ERROR, CLOSE = range(1, 8)
 
@@ -39,12 +62,18 @@ class Frame:
         """The encoded content, computed once however often it is measured and sent."""
         return encode(self.arrays, self.facts)
 
-    @classmethod
-    def of(cls, kind: int, number: int, packed: Packed) -> Frame:
-        """Build a frame from content that is already encoded."""
-        frame = cls(kind, number)
-        frame.__dict__["packed"] = packed
-        return frame
+    @cached_property
+    def outline(self) -> tuple[Any, list[Any]] | None:
+        """The number and the head as a form and its numbers; None if they are none."""
+        try:
+            return outlined([self.number, self.packed[0]])
+        except NoForm:
+            return None
+
+    @cached_property
+    def text(self) -> bytes:
+        """The head as JSON, computed once however many sites get it."""
+        return to_text(self.packed[0])
 
 
 def window(streams: int) -> int:
@@ -56,8 +85,8 @@ def grpc_options(keep_alive: float, streams: int = 1) -> list[tuple[str, int]]:
     """Return gRPC options: both ends ping an idle stream, so that a dead peer is noticed and no middlebox drops it."""
     milliseconds = int(keep_alive * 1000)
     return [
-        ("grpc.max_receive_message_length", _PREFIX.size + HEAD_LIMIT + CHUNK),
-        ("grpc.max_send_message_length", _PREFIX.size + HEAD_LIMIT + CHUNK),
+        ("grpc.max_receive_message_length", PREFIX + 2 * HEAD_LIMIT + CHUNK),
+        ("grpc.max_send_message_length", PREFIX + 2 * HEAD_LIMIT + CHUNK),
         ("grpc.keepalive_time_ms", milliseconds),
         ("grpc.keepalive_timeout_ms", milliseconds // 2),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -73,20 +102,33 @@ def grpc_options(keep_alive: float, streams: int = 1) -> list[tuple[str, int]]:
 
 def check_travels(frame: Frame, limit: int) -> None:
     """Refuse a frame that cannot be sent before it is queued: failing while sending would break the connection."""
-    head, buffers = frame.packed
-    body = sum(len(buffer) for buffer in buffers)
-    if len(head) > HEAD_LIMIT:
-        raise WireError(f"settings or metrics of {len(head):,} bytes, more than {HEAD_LIMIT:,}: send them as an array")
+    body = body_size(frame.packed[1])
+    if frame.outline is None and len(frame.text) > HEAD_LIMIT:  # what has an outline is short
+        raise WireError(
+            f"settings or metrics of {len(frame.text):,} bytes, more than {HEAD_LIMIT:,}: send them as an array"
+        )
     if body > limit:
         raise WireError(f"arrays of {body:,} bytes, more than the {limit:,} allowed; raise exchange.max_frame_mb")
 
 
-def cut(frame: Frame) -> Iterator[bytes]:
-    """Yield the messages of a frame, one at a time as gRPC's flow control takes them."""
-    head, buffers = frame.packed
-    body = sum(len(buffer) for buffer in buffers)
-    prefix = _PREFIX.pack(_MAGIC, frame.kind, frame.number, len(head), body)
-    return chunks(head, buffers, prefix, CHUNK)
+def cut(frame: Frame, forms: Forms | None = None) -> Iterator[bytes]:
+    """Yield the messages of a frame, one at a time as gRPC's flow control takes them; `forms` are of the stream."""
+    return chunks(head_of(frame, forms), frame.packed[1], CHUNK)
+
+
+def head_of(frame: Frame, forms: Forms | None = None) -> bytes:
+    """Return what comes before the body: the name of a form and new numbers, or a whole head, which may teach one."""
+    kind, body = frame.kind, body_size(frame.packed[1])
+    if forms is not None and kind in (ASK, REPLY) and body <= CHUNK and frame.outline is not None:
+        outline, numbers = frame.outline
+        known = forms.find(kind, outline)
+        if known is not None:
+            return forms.write(known, numbers)
+        if not forms.full() and len(frame.text) <= FORM_LIMIT:
+            forms.teach(kind, outline, numbers, checked=kind == ASK)
+            kind |= TEACHES
+    squeezed = squeeze(frame.text)
+    return MAGIC + bytes([kind]) + varint(frame.number) + varint(len(squeezed)) + varint(body) + squeezed
 
 
 def join(
@@ -95,38 +137,74 @@ def join(
     count: Callable[[int], None],
     spool: Spool | None = None,
     head_limit: int = HEAD_LIMIT,
+    begins: Callable[[int, int], None] = lambda kind, number: None,
 ) -> Iterator[Frame]:
     """Yield the frames in a stream of messages; one that is malformed or longer than `limit` raises WireError.
 
     The limit may change from frame to frame: it is what the Ask in work allows.
 
     With a spool, the body of a large frame is written to disk as it arrives, and its arrays are read one at a time.
+    `begins` hears the kind and the number of a frame before its body is read.
     """
-    arriving = iter(messages)
+    arriving, forms, memory = iter(messages), Forms(), Memory()
     for message in arriving:
         count(len(message))
-        if len(message) < _PREFIX.size:
-            raise WireError("a message is too short to begin a frame")
-        magic, kind, number, head_length, body_length = _PREFIX.unpack_from(message)
-        if magic != _MAGIC or not HELLO <= kind <= CLOSE:
-            raise WireError("a message does not begin a frame of this protocol; do both sides run the same release?")
         most = limit if isinstance(limit, int) else limit()
-        if head_length > head_limit:
-            raise WireError(f"a frame announces a head of {head_length:,} bytes, more than the {head_limit:,} allowed")
-        if body_length > most:
-            raise WireError(
-                f"a frame announces {body_length:,} bytes, more than the {most:,} allowed here; "
-                "raise exchange.max_frame_mb if that is meant"
-            )
-        begin = _PREFIX.size + head_length
-        if len(message) < begin:
-            raise WireError("the head of a frame is cut off")
-        head, first = message[_PREFIX.size : begin], memoryview(message)[begin:]
-        pieces = _body(first, body_length, arriving, count)
-        if spool is not None and body_length > spool.above:
-            yield Frame(kind, number, *_to_disk(head, pieces, body_length, spool))
+        if message[:1] >= bytes([BRIEF]):
+            yield _brief(message, forms, most)
+            continue
+        kind, number, begin, end, length = _prefix(message, most, head_limit)
+        head, first = unsqueeze(message[begin:end], head_limit), memoryview(message)[end:]
+        facts = parse(head)
+        if kind & TEACHES:
+            kind &= ~TEACHES
+            _learn(forms, kind, number, facts, len(head))
+        begins(kind, number)
+        pieces = _body(first, length, arriving, count)
+        if spool is not None and length > spool.above:
+            yield Frame(kind, number, *_to_disk(facts, pieces, length, spool))
         else:
-            yield Frame(kind, number, *decode(head, _collect(first, pieces, body_length)))
+            yield Frame(kind, number, *decode(facts, _collect(first, pieces, length, memory)))
+
+
+def _brief(message: bytes, forms: Forms, most: int) -> Frame:
+    """Read a frame of a form that this stream has taught; it is one message."""
+    view = memoryview(message)
+    kind, (number, facts), begin = forms.read(view)
+    if len(view) - begin > min(most, CHUNK):
+        raise WireError(f"a frame has {len(view) - begin:,} bytes, more than the {min(most, CHUNK):,} allowed here")
+    return Frame(kind, number, *decode(facts, view[begin:]))
+
+
+def _prefix(message: bytes, most: int, head_limit: int) -> tuple[int, int, int, int, int]:
+    """Return the kind and number of a whole frame, where its head lies, and how long its body is."""
+    kinds = range(HELLO, CLOSE + 1)
+    if message[:4] != MAGIC or len(message) < 5 or message[4] & ~TEACHES not in kinds:
+        raise WireError("a message does not begin a frame of this protocol; do both sides run the same release?")
+    number, at = read_varint(message, 5)
+    head_length, at = read_varint(message, at)
+    length, at = read_varint(message, at)
+    if head_length > head_limit:
+        raise WireError(f"a frame announces a head of {head_length:,} bytes, more than the {head_limit:,} allowed")
+    if length > most:
+        raise WireError(
+            f"a frame announces {length:,} bytes, more than the {most:,} allowed here; "
+            "raise exchange.max_frame_mb if that is meant"
+        )
+    if len(message) < at + head_length:
+        raise WireError("the head of a frame is cut off")
+    return message[4], number, at, at + head_length, length
+
+
+def _learn(forms: Forms, kind: int, number: int, head: Facts, size: int) -> None:
+    """Remember the form of a whole frame, as its sender did."""
+    try:
+        outline, numbers = outlined([number, head])
+    except NoForm:
+        raise WireError("a frame teaches a form that no head can have") from None
+    if kind not in (ASK, REPLY) or forms.full() or size > FORM_LIMIT or forms.find(kind, outline) is not None:
+        raise WireError("a frame teaches a form that is too large, known already, or one too many")
+    forms.teach(kind, outline, numbers, checked=kind == ASK)
 
 
 def _body(
@@ -148,20 +226,43 @@ def _body(
         yield message
 
 
-def _collect(first: memoryview, pieces: Iterable[bytes | memoryview], length: int) -> memoryview:
+class Memory:
+    """Where large bodies are collected: the pages of the last one, once nobody holds an array of it.
+
+    Fresh pages cost more than the copy into them; they are allocated only as bytes arrive.
+    """
+
+    KEPT = 1 << 30  # bytes; a larger body gets pages of its own
+
+    def __init__(self) -> None:
+        self._pages: mmap.mmap | None = None
+
+    def take(self, length: int) -> memoryview:
+        """Return room for a body of this length."""
+        pages = self._pages if self._pages is not None and length <= len(self._pages) <= 4 * length else None
+        self._pages = None
+        if pages is not None:
+            try:
+                pages.resize(len(pages))  # fails while an array of the last body is alive
+            except (BufferError, OSError, SystemError, ValueError):
+                pages = None
+        pages = mmap.mmap(-1, length) if pages is None else pages  # numpy would ask for huge pages, and wait for them
+        self._pages = pages if len(pages) <= self.KEPT else None
+        return memoryview(pages)[:length]
+
+
+def _collect(first: memoryview, pieces: Iterable[bytes | memoryview], length: int, memory: Memory) -> memoryview:
     """Collect a body in memory."""
     if len(first) == length:
         return first
-    # Pages are allocated only as bytes arrive; numpy would ask for huge pages, and the kernel stalls to find them.
-    body = memoryview(mmap.mmap(-1, length))
-    at = 0
+    body, at = memory.take(length), 0
     for piece in pieces:
         body[at : at + len(piece)] = piece
         at += len(piece)
     return body
 
 
-def _to_disk(head: bytes, pieces: Iterable[bytes | memoryview], length: int, spool: Spool) -> tuple[State, Facts]:
+def _to_disk(head: Facts, pieces: Iterable[bytes | memoryview], length: int, spool: Spool) -> tuple[State, Facts]:
     """Write a body to disk, after checking its head."""
     places, facts = describe(head, length)
     try:

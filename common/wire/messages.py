@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedstill.common.states import State
-from fedstill.common.wire.encoding import Facts, Packed, encode
+from fedstill.common.wire.encoding import Facts, to_text
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Ask:
     check: Callable[[Reply], None] | None = None  # stays with the asker: the check of a Reply
     optional: bool = False  # too few answers do not end the run
     sum: Any = None  # stays with the asker: a `Summed`, where the weighted sum of the answers suffices
+    meanwhile: Callable[[], None] | None = None  # stays with the asker: what it does while the sites work
     room: int | None = None  # stays with the asker: most bytes of a Reply's arrays; None: what the link allows
 
     def part_for(self, node: str, place: Facts | None = None) -> Ask:
@@ -45,15 +46,9 @@ class Reply:
     metrics: Facts = field(default_factory=dict)
 
     @cached_property
-    def packed(self) -> Packed:
-        """The encoded Reply, computed once for the limits, the ledger and the stream."""
-        return encode(self.arrays, {"metrics": self.metrics})
-
-    @property
     def size(self) -> int:
-        """The size in bytes on the wire."""
-        head, buffers = self.packed
-        return len(head) + sum(len(buffer) for buffer in buffers)
+        """The bytes of its arrays, and of its metrics as JSON: what the limits and the ledger count."""
+        return sum(value.nbytes for value in self.arrays.values()) + len(to_text(self.metrics))
 
 
 @dataclass(frozen=True)
@@ -68,3 +63,21 @@ class Failure:
 def items(rows: np.ndarray) -> np.ndarray:
     """Return eight bytes that stand for these rows in this order: predictions carry them instead of a list of ids."""
     return np.frombuffer(hashlib.blake2b(np.asarray(rows, "<i8").tobytes(), digest_size=8).digest(), np.uint8)
+
+
+BRIEF_BELOW = 1 << 20  # bytes of a Reply: in larger ones, eight more make no difference
+
+
+def without_items(asked: State, arrays: State) -> State:
+    """Return what travels of an answer: items that stand for the very rows that were asked need not be said."""
+    rows, sent = asked.get("rows"), arrays.get("items")
+    if rows is None or sent is None or sum(value.nbytes for value in arrays.values()) > BRIEF_BELOW:
+        return arrays
+    return {**arrays, "items": np.empty(0, np.uint8)} if np.array_equal(sent, items(rows)) else arrays
+
+
+def with_items(asked: State, arrays: State) -> State:
+    """Undo `without_items`, for the Ask that the answer is to."""
+    if not isinstance(arrays, dict) or "rows" not in asked or "items" not in arrays or arrays["items"].size:
+        return arrays
+    return {**arrays, "items": items(asked["rows"])}

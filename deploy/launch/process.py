@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fedstill.client.node import Node
 from fedstill.client.own_task import make_node
+from fedstill.client.residents import Residents, Swapped
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Facts
 from fedstill.deploy.launch import Watch
@@ -20,11 +22,12 @@ class InProcess:
     """A federation and its sites."""
 
     federation: Federation
-    nodes: list[Node]
+    nodes: list[Node]  # none where sites are swapped
+    swapped: tuple[Swapped, ...] = ()
 
     def link(self) -> Link:
         """Return a link of plain calls; every site is admitted as over a network."""
-        return LocalLink(self.nodes, self.federation.admission())
+        return LocalLink(self.swapped or self.nodes, self.federation.admission())
 
     def run(self, resume: bool = False) -> Facts:
         """Run all rounds; return the run's summary."""
@@ -37,9 +40,14 @@ def assemble(config: RunConfig, record: Record | Path, sites: Path | None = None
     federation = Federation(config, record)
     folder = federation.record.folder
     states = folder / "sites" if sites is None else sites
-    return InProcess(
-        federation, [make_node(config, site, run or folder.name, states / site.name) for site in config.sites]
-    )
+    make = {
+        site.name: partial(make_node, config, site, run or folder.name, states / site.name) for site in config.sites
+    }
+    most = config.simulation.resident
+    if most is None or most >= len(make):
+        return InProcess(federation, [one() for one in make.values()])
+    residents = Residents(most, dict(make))
+    return InProcess(federation, [], tuple(Swapped(name, residents) for name in make))
 
 
 def run_in_process(config: RunConfig, folder: Path, resume: bool = False, watch: Watch = lambda event: None) -> Facts:

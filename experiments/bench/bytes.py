@@ -27,6 +27,8 @@ ALIKE = ("sites.south.model=tiny-bert",)
 ONCE = ("method.distill_epochs=1",)
 ROWS: dict[str, tuple[str, ...]] = {
     "fedid, batch 32": ("method.name=fedid", "method.batch_size=32", *ONCE),
+    "fedid, batch 32, float16": ("method.name=fedid", "method.batch_size=32", "exchange.predictions=float16", *ONCE),
+    "fedid, batch 32, int8": ("method.name=fedid", "method.batch_size=32", "exchange.predictions=int8", *ONCE),
     "fedid, batch 1024": ("method.name=fedid", "method.batch_size=1024", *ONCE),
     "fedid, exact, batch 1024": ("method.name=fedid", "method.batch_size=1024", "method.feedback=exact", *ONCE),
     "fedkd": ("method.name=fedkd", *ONCE),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import re
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +19,14 @@ import pytest
 from fedstill.client.session import Door, Session, SessionRefused
 from fedstill.common.config import RunConfig
 from fedstill.common.wire import Ask, Facts, Reply, WireError, check_every_reply, decode
+from fedstill.common.wire.encoding import parse
 from fedstill.common.wire.frames import (
     ASK,
     CLOSE,
     DOOR_LIMIT,
     ERROR,
     HELLO,
+    MAGIC,
     METHOD,
     READY,
     REPLY,
@@ -36,6 +37,7 @@ from fedstill.common.wire.frames import (
     grpc_options,
     join,
 )
+from fedstill.common.wire.heads import squeeze, varint
 from fedstill.server.exchange import MOST_NOTICES, Exchange
 from fedstill.server.link import LocalLink
 from fedstill.strategies import VERBS
@@ -45,7 +47,6 @@ from .conftest import Federation, spoil
 Make = Callable[..., Federation]
 Small = Callable[..., RunConfig]
 ROOT = Path(__file__).resolve().parents[2]
-PREFIX = struct.Struct("<4sBQIQ")
 
 
 def bounded(growth: int) -> Callable[[], None]:
@@ -61,7 +62,12 @@ def bounded(growth: int) -> Callable[[], None]:
 def frame(head: object, body: bytes = b"", kind: int = REPLY) -> bytes:
     """A frame with any head, whether it fits or not."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
-    return PREFIX.pack(b"FST1", kind, 1, len(text), len(body)) + text + body
+    return prefix(kind, len(squeeze(text)), len(body)) + squeeze(text) + body
+
+
+def prefix(kind: int, head: int, body: int) -> bytes:
+    """The beginning of a whole frame that announces a head and a body of these lengths."""
+    return MAGIC + bytes([kind]) + varint(1) + varint(head) + varint(body)
 
 
 GOOD = b"".join(cut(Frame(REPLY, 1, {"logits": np.ones((3, 2), np.float32), "rows": np.array([1, 5, 7])}, {"m": 1})))
@@ -120,7 +126,7 @@ def fuzzed(rng: np.random.Generator) -> bytes:
     if choice == 2:
         return GOOD + rng.bytes(int(rng.integers(1, 50)))
     found = bytearray(GOOD)
-    first = 0 if choice == 3 else PREFIX.size  # the prefix as well, or the head and the body alone
+    first = 0 if choice == 3 else len(prefix(REPLY, 1, 1))  # the prefix as well, or the head and the body alone
     for place in rng.integers(first, len(GOOD), size=int(rng.integers(1, 6))):
         found[place] = rng.integers(256)
     return bytes(found)
@@ -160,7 +166,7 @@ def test_a_head_that_lies_is_refused_before_memory_is_taken(number: int) -> None
     assert 5 < len(str(error.value)) < 1000
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     with pytest.raises(WireError):
-        decode(text, memoryview(body))
+        decode(parse(text), memoryview(body))
     small()
 
 
@@ -266,7 +272,7 @@ def test_strangers_by_the_thousand_are_refused_while_an_honest_site_goes_on() ->
     rng = np.random.default_rng(2)
     lies = [[frame(head, body)] for head, body in HEADS]
     lies += [[fuzzed(rng)] for _ in range(1200)]
-    lies += [[PREFIX.pack(b"FST1", HELLO, 0, 2, 1 << 62) + b"{}"], [PREFIX.pack(b"FST1", HELLO, 0, 1 << 31, 0)]]
+    lies += [[prefix(HELLO, 2, 1 << 62) + b"{}"], [prefix(HELLO, 1 << 31, 0)]]
     lies += [list(cut(Frame(HELLO, 0, {"a": np.zeros(DOOR_LIMIT + 1, np.uint8)})))]
     lies += [list(cut(Frame(kind, 1))) for kind in (ASK, REPLY, ERROR, CLOSE, WELCOME, READY)]
     small = bounded(300 << 20)
@@ -435,7 +441,7 @@ def test_a_site_outlives_a_coordinator_that_sends_nonsense(monkeypatch: pytest.M
     small = bounded(200 << 20)
     rng = np.random.default_rng(4)
     scripts = [[fuzzed(rng)] for _ in range(60)] + [[frame(head, body, ASK)] for head, body in HEADS]
-    scripts += [[PREFIX.pack(b"FST1", ASK, 0, 2, 1 << 62) + b"{}"]]
+    scripts += [[prefix(ASK, 2, 1 << 62) + b"{}"]]
     scripts += [list(cut(Frame(kind))) for kind in (HELLO, READY, REPLY, ERROR, WELCOME)]
     scripts += [list(cut(Frame(WELCOME, facts={"token": token}))) for token in (None, 7, [], "")]
     worked: list[Ask] = []

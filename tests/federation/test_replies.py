@@ -217,7 +217,7 @@ def test_a_head_of_eight_megabytes_is_refused_unread() -> None:
     from fedstill.common.wire.frames import join
 
     frame = Frame(REPLY, 1, facts={"metrics": {"losses": [0.5] * 2_000_000}})
-    with pytest.raises(WireError, match="announces"):
+    with pytest.raises(WireError, match="more than the 1,048,576"):
         list(join(cut(frame), 1 << 20, lambda size: None))
 
 

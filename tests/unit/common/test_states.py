@@ -13,6 +13,7 @@ from fedstill.common.maths.similarity import cosines, halves, inner_products, sh
 from fedstill.common.states import BLOCK, LazyState, blocks_of, copied, differences, private_names, shapes_of
 from fedstill.common.wire import Ask, Reply, WireError, check_reply, same_shapes
 from fedstill.common.wire.frames import CHUNK, REPLY, Frame, cut, join
+from fedstill.common.wire.heads import squeeze, varint
 from fedstill.common.wire.spool import Spool
 
 RNG = np.random.default_rng(3)
@@ -58,13 +59,17 @@ def test_small_frames_stay_in_memory_and_the_file_goes_with_the_state(tmp_path: 
 
 @pytest.mark.parametrize("change", ["short", "long", "head"])
 def test_a_spooled_frame_that_does_not_fit_is_refused(tmp_path: Path, change: str) -> None:
-    messages = list(cut(Frame(REPLY, 1, {"a": np.zeros(3 * CHUNK, np.uint8)})))
+    frame = Frame(REPLY, 1, {"a": np.zeros(3 * CHUNK, np.uint8)})
+    messages = list(cut(frame))
     if change == "short":
         messages = messages[:-1]
     elif change == "long":
         messages[-1] += b"x"
     else:
-        messages[0] = messages[0].replace(b"uint8", b"uint9")
+        good, bad = squeeze(frame.text), squeeze(frame.text.replace(b"uint8", b"uint9"))
+        announced = (varint(len(good)) + varint(3 * CHUNK) + good, varint(len(bad)) + varint(3 * CHUNK) + bad)
+        assert announced[0] in messages[0]
+        messages[0] = messages[0].replace(*announced)
     with pytest.raises(WireError):
         list(join(messages, 1 << 30, lambda size: None, Spool(tmp_path, above=100)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from fedstill.common.wire import (
     same_shapes,
     to_records,
 )  # fmt: skip
-from fedstill.common.wire.encoding import DTYPES
+from fedstill.common.wire.encoding import DTYPES, parse, to_text
 from fedstill.common.wire.frames import (
     ASK,
     CHUNK,
@@ -45,7 +45,7 @@ ARRAYS = st.dictionaries(
 )
 
 
-def flat(arrays: dict[str, np.ndarray], facts: dict[str, object]) -> tuple[bytes, memoryview]:
+def flat(arrays: dict[str, np.ndarray], facts: dict[str, object]) -> tuple[dict[str, Any], memoryview]:
     head, buffers = encode(arrays, facts)
     return head, memoryview(b"".join(buffers))
 
@@ -60,7 +60,8 @@ def same(one: dict[str, np.ndarray], two: dict[str, np.ndarray]) -> bool:
 @given(ARRAYS)
 def test_a_frame_gives_back_every_array_bit_by_bit(arrays: dict[str, np.ndarray]) -> None:
     facts = {"verb": "query.logits", "settings": {"h": 0.25, "names": ["a", "b"], "decay": None}}
-    found, told = decode(*flat(arrays, facts))
+    head, body = flat(arrays, facts)
+    found, told = decode(parse(to_text(head)), body)
     assert same(arrays, found)
     assert told == facts
 
@@ -82,6 +83,7 @@ def test_a_frame_gives_back_every_array_bit_by_bit(arrays: dict[str, np.ndarray]
 )
 def test_row_numbers_take_little_room_and_come_back(rows: np.ndarray, bytes_: int) -> None:
     head, body = flat({"rows": rows}, {})
+    head = parse(to_text(head))
     assert len(body) == bytes_
     assert same({"rows": rows}, decode(head, body)[0])
 
@@ -104,7 +106,7 @@ def test_row_numbers_take_little_room_and_come_back(rows: np.ndarray, bytes_: in
 )
 def test_recipes_that_make_no_numbers_are_refused(described: list[object], body: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
-        decode(json.dumps({"arrays": [["rows", *described]]}).encode(), memoryview(body))
+        decode({"arrays": [["rows", *described]]}, memoryview(body))
 
 
 @given(ARRAYS)
@@ -118,7 +120,7 @@ def test_flower_records_give_back_the_same(arrays: dict[str, np.ndarray]) -> Non
 def test_types_that_hold_objects_do_not_travel() -> None:
     with pytest.raises(WireError, match="'x' has type object"):
         encode({"x": np.array([object()])}, {})
-    head = json.dumps({"arrays": [["x", "object", [1]]]}).encode()
+    head = {"arrays": [["x", "object", [1]]]}
     with pytest.raises(WireError, match="does not travel"):
         decode(head, memoryview(b"12345678"))
 
@@ -136,13 +138,13 @@ def test_types_that_hold_objects_do_not_travel() -> None:
 )
 def test_a_head_that_does_not_fit_its_body_is_refused(arrays: object, body: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
-        decode(json.dumps({"arrays": arrays}).encode(), memoryview(body))
+        decode({"arrays": arrays}, memoryview(body))
 
 
 @given(st.binary(max_size=200), st.binary(max_size=50))
 def test_noise_is_refused_and_nothing_else_happens(head: bytes, body: bytes) -> None:
     with pytest.raises(WireError):
-        decode(head, memoryview(body))
+        decode(parse(head), memoryview(body))
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, CHUNK - 100, CHUNK, 3 * CHUNK + 17])
@@ -172,7 +174,7 @@ def test_a_frame_over_the_limit_is_refused_before_it_is_read() -> None:
 def test_a_stream_out_of_step_is_refused(change: str) -> None:
     messages = list(cut(Frame(HELLO, 0, {"a": np.zeros(2 * CHUNK, np.uint8)})))
     if change == "short":
-        messages[0] = messages[0][:10]
+        messages[0] = messages[0][:4]
     elif change == "magic":
         messages[0] = b"HTTP" + messages[0][4:]
     elif change == "kind":

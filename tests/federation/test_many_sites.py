@@ -1,0 +1,64 @@
+"""Many sites in one process: few in memory, the same weights; a round saves those that it asked, and resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedstill.common.config import RunConfig
+from fedstill.common.config.files import load_run
+from fedstill.deploy.launch.process import InProcess, assemble
+from fedstill.server.link import LocalLink
+
+Small = Callable[..., RunConfig]
+MANY = """
+rounds = 3
+data = { private = 96, public = 16, labelled = 8, test = 16 }
+train = { learning_rate = 1e-3, max_length = 8, batch_size = 8 }
+method = { name = "METHOD", local_epochs = 1, participation = 0.34 }
+central = { model = "tiny-bert" }
+report = { alone = false, centralized = false, evaluate = "end" }
+sites = [{ name = "s", count = 6, model = "tiny-bert" }]
+"""
+
+
+def made(folder: Path, method: str, *changes: str) -> InProcess:
+    config = load_run(MANY.replace("METHOD", method), changes)
+    return assemble(config, folder / "run", folder / "sites", "run")
+
+
+def central(run: InProcess) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in run.federation.central.learner.weights().items()}
+
+
+@pytest.mark.parametrize("method", ["fedid", "fedmd", "fedavg"])
+def test_sites_that_are_swapped_end_in_the_same_weights(tmp_path: Path, method: str) -> None:
+    all_here, swapped = made(tmp_path / "a", method), made(tmp_path / "b", method, "simulation.resident=2")
+    scores = [run.federation.run(run.link()) for run in (all_here, swapped)]
+    assert central(all_here) == central(swapped)
+    assert scores[0]["sites"]["s-1"]["after"] == scores[1]["sites"]["s-1"]["after"]
+    residents = swapped.swapped[0]._residents
+    assert len(residents._here) == 2
+    assert residents.swaps > 6
+
+
+def test_a_round_saves_the_sites_that_it_asked_and_a_run_resumes_from_them(tmp_path: Path) -> None:
+    whole, first = made(tmp_path / "whole", "fedid"), made(tmp_path / "cut", "fedid", "rounds=2")
+    whole.federation.run(whole.link())
+    asked: list[tuple[str, int]] = []
+
+    class Noting(LocalLink):
+        def deliver(self, parts, deadline):  # type: ignore[no-untyped-def]
+            asked.extend((ask.verb, len(parts)) for ask in list(parts.values())[:1])
+            return super().deliver(parts, deadline)
+
+    first.federation.run(Noting(first.nodes))
+    assert [count for verb, count in asked if verb == "query.save"] == [6, 2, 2]
+    second = made(tmp_path / "cut", "fedid")
+    assert len({tuple(facts["rounds"]) for facts in second.link().sites.values()}) > 1  # some were never drawn
+    second.federation.run(second.link(), resume=True)
+    assert central(second) == central(whole)
+    for one, two in zip(second.nodes, whole.nodes, strict=True):
+        assert all((one.learner.weights()[n] == v).all() for n, v in two.learner.weights().items()), one.name
