@@ -8,8 +8,8 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable fuzz soak soak-short lint types tree check bench-exchange bench-transport bench-bytes \
-	bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-scale bench-path bench-models bench-features bench-defaults screen pretrain clean
+.PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable fuzz soak soak-short lint types tree check \
+	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-scale bench-path bench-models bench-features bench-defaults screen pretrain clean bench-first bench-start bench-wan
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -83,6 +83,15 @@ screenshots: $(READY) ## pictures of a run's live page and report into docs/pict
 bench-exchange: $(READY) ## how fast Asks travel, beside raw gRPC and Flower's messages; writes experiments/bench/exchange.json
 	$(BIN)/python experiments/bench/exchange.py
 	$(BIN)/python experiments/bench/interactive.py
+
+bench-first: $(READY) ## from pip install to the first federation on a csv file, in an empty folder; writes experiments/bench/first.json
+	$(BIN)/python experiments/bench/first.py
+
+bench-start: $(READY) ## seconds from the command to the first training step, by phase; writes experiments/bench/start.json
+	$(BIN)/python experiments/bench/start.py
+
+bench-wan: $(READY) ## seconds a round on slow lines, beside what latency and rate allow; needs root; writes experiments/bench/wan.json
+	$(BIN)/python experiments/bench/wan.py
 
 bench-transport: $(READY) ## optimal transport: how near and how fast the solvers are; writes experiments/bench/transport.json
 	$(BIN)/python experiments/bench/transport.py

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 Matrix = NDArray[np.float32]
 Losses = Mapping[str, float]
@@ -64,6 +63,8 @@ def fitted_weights(
 
     They need not sum to one: their sum is the temperature at which the sum of logits is right about how sure it is.
     """
+    from scipy.optimize import minimize  # half a second, which only a fit should pay
+
     z = np.stack([logits[name] for name in towards]).astype(np.float64)  # sites x texts x classes
     start, rows = np.array(list(towards.values())), np.arange(len(labels))
 

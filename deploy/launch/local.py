@@ -16,6 +16,7 @@ from fedstill.deploy.launch.simulation import simulation_settings
 from fedstill.deploy.processes import Processes, alive, free_port
 
 CONNECTION = "local"
+POLL = "0.1"  # seconds between two looks of Flower's SuperExec for an app to start; 1 by default
 
 
 def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watch, secure: bool = False) -> None:
@@ -23,6 +24,7 @@ def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watc
     home = folder / "flower"
     env = flower.environment(home)
     env.update(FEDSTILL_STATE=str(folder / "sites"), OMP_NUM_THREADS=env.get("OMP_NUM_THREADS", "1"))
+    env.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", POLL)
     certificates = make_certificates(folder / "certificates") if secure else None
     if certificates is not None:
         env.update(FEDSTILL_CERTIFICATE=str(certificates.certificate), FEDSTILL_KEY=str(certificates.key))
