@@ -146,7 +146,8 @@ class Federation:
         self.record.event("joined", sites=link.sites)
         central = self.central.learner
         rates = {name: greeting.get("rates") or {} for name, greeting in link.sites.items()}
-        self.record.note_rates({"central": {**central.rates, "warmup": central.warmup}, **rates})
+        own = {str(purpose): rate for purpose, rate in central.rates.items()}
+        self.record.note_rates({"central": {**own, "warmup": central.warmup}, **rates})
         done = recovery.resume(self) if resume else None
         if done is None:
             self._yardsticks()

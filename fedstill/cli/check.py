@@ -70,7 +70,7 @@ def _show(result: Check) -> None:
 
 
 def _show_cost(examination: Examination, cost: Forecast) -> None:
-    falls = examination.federation.method.p.schedule != "constant"
+    falls = examination.federation is not None and examination.federation.method.p.schedule != "constant"
     rows: list[dict[str, Any]] = [
         {
             "model": Path(trial.model).name,
