@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -129,10 +129,16 @@ class MixedModel(TextModel):
         masked: Tensor = scores.masked_fill(hidden, torch.finfo(torch.float32).min)
         return masked
 
-    def represent(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Return h: the decoder on synthetic tokens and features, then the contrast head, averaged over tokens."""
-        decoder = self.net.decoder.base_model
-        output = decoder(input_ids=tokens, encoder_hidden_states=features, use_cache=False).last_hidden_state
+    def represent(self, features: Tensor, tokens: Tensor, through: Literal["decoder", "encoder"] = "decoder") -> Tensor:
+        """Return h: the decoder on synthetic tokens and features, then the contrast head, averaged over tokens.
+
+        That h never passes the encoder, so that eq. 3 gives it no gradient; `through` the encoder reads the tokens.
+        """
+        if through == "encoder":
+            output = self.states({"input_ids": tokens})
+        else:
+            decoder = self.net.decoder.base_model
+            output = decoder(input_ids=tokens, encoder_hidden_states=features, use_cache=False).last_hidden_state
         vectors: Tensor = self.contrast(output).float().mean(dim=1)
         return vectors
 

@@ -115,7 +115,7 @@ class ATC(Method):
                 yield from self._synthesise()
             elif self.nearest:
                 neighbours = self._positives_and_negatives((yield self._ask_representations()))
-        task = Contrast(self.p.local_epochs, self.p.temperature, self.practice(self.fed))
+        task = Contrast(self.p.local_epochs, self.p.temperature, self.practice(self.fed), self.p.contrast_through)
         check = same_shapes(_of(self.central.shared(), ("encoder",)))
         replies = yield contrast.ask(task, each=self._with_what_lacks(neighbours), check=check)
         updates = self._received(replies, ("encoder",))
@@ -142,7 +142,8 @@ class ATC(Method):
     def _ask_representations(self) -> Ask:
         each = {site: self.synthetic for site in self.fed.participants if "synthetic" in self.copies.lacks(site)}
         check = shaped({"h": (self.p.items, self.central.width)})
-        return represent.ask(Represent(clip=self.p.clip, noise=self.p.noise), each=each, check=check)
+        message = Represent(clip=self.p.clip, noise=self.p.noise, through=self.p.contrast_through)
+        return represent.ask(message, each=each, check=check)
 
     def _positives_and_negatives(self, replies: list[Reply]) -> dict[str, Arrays]:
         """For each site the mean h of C+, its K nearest but itself as in eq. 4, and the h of every other."""

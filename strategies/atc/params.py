@@ -19,6 +19,7 @@ class ATCParams(Params):
     clusters: int = Field(5, ge=1)
     contrast: bool = True  # false: FedAvg of the encoder in its place
     contrast_loss: bool = True
+    contrast_through: Literal["decoder", "encoder"] = "decoder"  # what h passes, and eq. 3 trains
     neighbours: int = Field(8, ge=1)  # K
     temperature: float = Field(1.0, gt=0)
     items: int = Field(1024, ge=1)

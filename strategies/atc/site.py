@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ class Encode(Message):
     weights: State = field(default_factory=dict)
 
 
+Through = Literal["decoder", "encoder"]
+
+
 @dataclass(frozen=True)
 class Represent(Message):
     """The synthetic set comes with the first of these."""
@@ -59,6 +62,7 @@ class Represent(Message):
     tokens: np.ndarray | None = None
     clip: float = 0.0
     noise: float = 0.0
+    through: Through = "decoder"
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Contrast(Message):
     epochs: int
     temperature: float
     practice: Practice = Practice()
+    through: Through = "decoder"
     positive: np.ndarray | None = None
     negatives: np.ndarray | None = None
     weights: State = field(default_factory=dict)
@@ -161,7 +166,8 @@ def represent(node: Node, asked: Represent) -> Representations:
     count = len(_synthetic(site)["features"])
     site.model.eval()
     with torch.inference_mode():
-        parts = [_represent(site, np.arange(i, min(i + AT_ONCE, count))) for i in range(0, count, AT_ONCE)]
+        starts = range(0, count, AT_ONCE)
+        parts = [_represent(site, np.arange(i, min(i + AT_ONCE, count)), asked.through) for i in starts]
     return Representations(site.shown(torch.cat(parts).cpu().numpy(), asked.clip, asked.noise))
 
 
@@ -173,9 +179,12 @@ def contrast(node: Node, task: Contrast) -> Update:
     before = site.shared(("encoder",))
     apart: list[Tensor] = []
 
+    def h(items: Rows) -> Tensor:
+        return _represent(site, items, task.through)
+
     def eq_3(own: Tensor, places: Rows) -> Tensor:
         items = places % len(positive)  # the authors' items are paired with the texts by number, too
-        apart.append(contrastive_loss(_represent(site, items), positive[items], negatives[:, items], task.temperature))
+        apart.append(contrastive_loss(h(items), positive[items], negatives[:, items], task.temperature))
         return own + apart[-1]
 
     loss = None
@@ -207,7 +216,8 @@ def _synthetic(site: OwnTaskNode) -> Arrays:
     return synthetic
 
 
-def _represent(site: OwnTaskNode, items: Rows) -> Tensor:
+def _represent(site: OwnTaskNode, items: Rows, through: Through) -> Tensor:
     synthetic, device = _synthetic(site), site.model.device
     features = torch.from_numpy(synthetic["features"][items].astype(np.float32)).to(device)
-    return site.model.represent(features, torch.from_numpy(synthetic["tokens"][items].astype(np.int64)).to(device))
+    tokens = torch.from_numpy(synthetic["tokens"][items].astype(np.int64)).to(device)
+    return site.model.represent(features, tokens, through)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedstill.client.own_task import OwnTaskNode
 from fedstill.common import checkpoint
@@ -114,6 +115,27 @@ def test_representations_of_neighbours_and_the_rest_come_back(whole: Any) -> Non
         assert np.allclose(told["positive"], positive, atol=1e-2)
         assert np.array_equal(told["negatives"], np.stack([h[other] for other in far]))
         assert "contrast" in heard.of(site, "train.contrast")[2][1].metrics
+
+
+@pytest.mark.parametrize(("through", "reached"), [("decoder", False), ("encoder", True)])
+def test_eq_3_reaches_the_encoder_only_where_h_passes_it(whole: Any, through: Any, reached: bool) -> None:
+    model = whole[0].nodes[0].learner.model
+    tokens = torch.randint(5, 500, (2, 8), generator=torch.Generator().manual_seed(1))
+    model.zero_grad(set_to_none=True)
+    model.eval()
+    model.represent(torch.randn(2, 8, model.width), tokens, through).square().sum().backward()
+    moved = [name for name, value in model.net.encoder.named_parameters() if value.grad is not None]
+    model.zero_grad(set_to_none=True)
+    assert bool(moved) == reached
+
+
+def test_a_run_contrasts_through_the_encoder(tmp_path: Path) -> None:
+    changes = ("rounds=3", "seed=3", "method.assign_rounds=0", "method.contrast_through=encoder")
+    made = Federation(mixed_run(tmp_path / "files", *changes), tmp_path / "run")
+    heard = Heard(made)
+    made.run()
+    assert heard.of("ann", "train.contrast")[2][0].settings["through"] == "encoder"
+    assert heard.of("ann", "train.contrast")[2][1].metrics["contrast"] > 0
 
 
 def test_a_site_counts_items_and_private_parts_are_drawn_by_shape(whole: Any) -> None:
