@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from fedstill.deploy import flower_commands as flower
 from fedstill.deploy.coordinator.certificates import Certificates, make_certificates
 from fedstill.deploy.launch import RunFailed, Watch
 from fedstill.deploy.launch.simulation import simulation_settings
+from fedstill.deploy.launch.warm import write_commands
 from fedstill.deploy.processes import Processes, alive, free_port
 
 CONNECTION = "local"
@@ -29,8 +33,13 @@ def run_here(config: RunConfig, folder: Path, on: str, resume: bool, watch: Watc
     if certificates is not None:
         env.update(FEDSTILL_CERTIFICATE=str(certificates.certificate), FEDSTILL_KEY=str(certificates.key))
     bundle = flower.write_bundle(folder / "app", config, str(folder), resume)
-    with Processes(folder / "logs", env) as processes:
+    with tempfile.TemporaryDirectory(prefix="fedstill-") as short, Processes(folder / "logs", env) as processes:
         watch({"event": "starting", "what": "starting Flower's SuperLink and SuperNodes"})
+        if on == "local":  # a socket's path is short; a run's folder may be deep
+            line = Path(short) / "apps"
+            commands = write_commands(Path(short) / "commands", line)
+            processes.environment["PATH"] = f"{commands}{os.pathsep}{env['PATH']}"
+            processes.start("apps", [sys.executable, "-m", "fedstill.deploy.launch.warm", str(line)])
         _start_superlink(processes, home, config, on, certificates)
         simulation = simulation_settings(config) if on == "simulation" else {}
         watch({"event": "starting", "what": "handing the run to Flower"})

@@ -1,6 +1,6 @@
 """From `pip install` to the first federation on a csv file of one's own, as a new user types it: `make bench-first`.
 
-A wheel is built (not timed), then in an empty folder: a new virtual environment, `pip install` of the wheel with its
+A wheel is built (not timed); then, in an empty folder: a new virtual environment, `pip install` of the wheel with its
 dependencies, `fedstill new`, `fedstill run` with real processes. The csv file has 2,000 film reviews. Seconds of each
 step and the scores at the end go to experiments/bench/first.json.
 """

@@ -14,6 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedstill.deploy.watch.app import Serving, open_door
+from fedstill.deploy.watch.follow import Folder
+from tests import browser
+
 from .course import RUN, Course
 from .hosts import ROOT, Host, Hosts, why_not
 
@@ -164,6 +168,29 @@ def test_a_clock_five_minutes_off_is_named_with_its_cure(course: Course) -> None
     assert "ahead of the SuperLink's" in line
     assert abs(seconds - 300) <= 2
     assert "timedatectl set-ntp true" in found
+
+
+@pytest.mark.skipif(browser.why_not() is not None, reason=str(browser.why_not()))
+def test_a_killed_site_is_shown_on_the_live_page_until_it_is_back(course: Course) -> None:
+    from playwright.sync_api import expect
+
+    serving = Serving(Folder(course.run, steer=False), open_door(port=0)).start()
+    try:
+        with browser.chromium() as chromium:
+            page = chromium.new_page()
+            page.goto(serving.door.url)
+            card = page.locator('[data-site="north"]')
+            expect(card.locator(".why")).to_have_count(0)
+            since = course.now()
+            course.hosts.sites["north"].power_off()
+            reason = course.wait_for("left_out", since, site="north")["reason"]
+            expect(card).to_contain_text("left out")
+            expect(card.locator(".why")).to_have_text(" ".join(reason.split()))
+            course.wait_for("readmitted", since, site="north")
+            expect(page.get_by_role("log")).to_contain_text("north is back.")
+            expect(card.locator(".why")).to_have_count(0)
+    finally:
+        serving.stop()
 
 
 def test_a_site_and_the_coordinator_are_lost_and_no_round_is(course: Course) -> None:
