@@ -10,16 +10,19 @@ from cryptography.hazmat.primitives import serialization
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedstill.client.own_task import make_node, node_kind
+from fedstill.client.own_task import node_kind
 from fedstill.client.release import approval
 from fedstill.client.release.ledger import Ledger
 from fedstill.client.release.limits import check_files
+from fedstill.client.residents import Kept
 from fedstill.client.session import Door, Session
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig, SiteFile
 from fedstill.common.config.files import load_run, load_site
 from fedstill.common.wire import Ask, Facts, from_records, to_records
 from fedstill.strategies import all_verbs
 
+BESIDE = 8  # sites that an actor of Flower's simulation keeps in memory, where the run does not say
+KEPT = Kept()  # a process that lives on answers the next message without loading the model again
 app = ClientApp()
 log = logging.getLogger("flwr")
 
@@ -68,14 +71,14 @@ def answer_message(message: Message, context: Context) -> Message:
     if context.node_config.get("site") is not None:
         check_files(config, site)
     approval.require(config, str(facts["run"]), site, state_root(site))
-    node = make_node(config, site, str(facts["run"]), state_root(site))
-    node.take_up()
+    node = KEPT.take(config, site, str(facts["run"]), state_root(site))
     verb = message.metadata.message_type
     try:
         reply = node.answer(Ask(verb, arrays, facts["settings"]))
     except Exception as error:  # the coordinator leaves this site out of the step and logs why
         return Message(to_records({}, {"error": f"{type(error).__name__}: {error}"}), reply_to=message)
     node.put_away(int(facts["number"]))
+    KEPT.keep(node, int(facts["number"]), config.simulation.resident or BESIDE)
     return Message(to_records(reply.arrays, {"metrics": reply.metrics}), reply_to=message)
 
 

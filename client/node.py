@@ -153,6 +153,10 @@ class Node:
         rows = {f"pending.{place}": one.rows for place, one in enumerate(self.pending)}
         checkpoint.save(self.folder / "work", number, {**self.state(), **rows}, facts, keep=2)
 
+    def close(self) -> None:
+        """Free the model and the texts now; Python would wait for its collector, since the site's parts know it."""
+        vars(self).clear()
+
     def forget_work(self) -> None:
         """Discard what an earlier session saved between its messages."""
         shutil.rmtree(self.folder / "work", ignore_errors=True)

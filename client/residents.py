@@ -1,14 +1,20 @@
-"""Many sites in one process: a bounded number of them in memory, the others put away on disk until they are asked.
+"""Many sites in one process: a bounded number of them in memory, the others on disk until they are asked.
 
-There is one copy of a site at any time, in memory or on disk, so that none can be stale.
+`Residents` are all sites of a run in this process: there is one copy of each, in memory or on disk. `Kept` are sites
+that several processes share (actors of Flower's simulation, to which sites are not bound): each message leaves a site's
+state on disk under its own number, and a copy in memory counts only while that number is the newest.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
 from fedstill.client.node import Node
+from fedstill.client.own_task import make_node
+from fedstill.common import checkpoint
+from fedstill.common.config import RunConfig, SiteConfig
 from fedstill.common.wire import Ask, Facts, Reply
 
 
@@ -42,6 +48,7 @@ class Residents:
         self._number += 1
         self.swaps += 1
         node.put_away(self._number)
+        node.close()
         self._away.add(name)
 
 
@@ -58,3 +65,33 @@ class Swapped:
     def answer(self, ask: Ask) -> Reply:
         """As the site's own."""
         return self._residents.node(self.name).answer(ask)
+
+
+class Kept:
+    """Sites between two messages, by run, name and configuration; the ones asked longest ago make room."""
+
+    def __init__(self) -> None:
+        self._nodes: OrderedDict[tuple[str, ...], tuple[int, Node]] = OrderedDict()
+        self.loads = 0
+
+    def take(self, config: RunConfig, site: SiteConfig, run: str, folder: Path) -> Node:
+        """Return the site as its last message left it; whoever takes it gives it back by `keep`, or it is gone."""
+        number, node = self._nodes.pop(_key(config, site, run, folder), (-1, None))
+        if node is not None and checkpoint.rounds(node.folder / "work")[-1:] == [number]:
+            return node
+        if node is not None:
+            node.close()
+        self.loads += 1
+        node = make_node(config, site, run, folder)
+        node.take_up()
+        return node
+
+    def keep(self, node: Node, number: int, most: int) -> None:
+        """Keep a site that was put away under this number, and at most this many."""
+        self._nodes[_key(node.config, node.site, node.folder.name, node.folder.parent)] = (number, node)
+        while len(self._nodes) > most:
+            self._nodes.popitem(last=False)[1][1].close()
+
+
+def _key(config: RunConfig, site: SiteConfig, run: str, folder: Path) -> tuple[str, ...]:
+    return (run, str(folder), config.to_json(), site.model_dump_json())

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedstill.client.residents import Kept
 from fedstill.common.config import RunConfig
 from fedstill.common.config.files import load_run
+from fedstill.common.wire import Ask
 from fedstill.deploy.launch.process import InProcess, assemble
 from fedstill.server.link import LocalLink
 
@@ -62,3 +64,27 @@ def test_a_round_saves_the_sites_that_it_asked_and_a_run_resumes_from_them(tmp_p
     assert central(second) == central(whole)
     for one, two in zip(second.nodes, whole.nodes, strict=True):
         assert all((one.learner.weights()[n] == v).all() for n, v in two.learner.weights().items()), one.name
+
+
+def test_a_kept_site_counts_only_while_its_state_is_the_newest(tmp_path: Path, small: Small) -> None:
+    """Two actors, one site: whoever was not asked last loads what the other left."""
+    config = small()
+    site, place = config.sites[0], {"round": 1, "step": 1}
+    actors, train = (Kept(), Kept()), Ask("train.local", {}, {"epochs": 1, **place})
+    weights = []
+    for number, actor in enumerate([actors[0], actors[0], actors[1], actors[0]], 1):
+        node = actor.take(config, site, "run", tmp_path)
+        node.answer(train)
+        node.put_away(number)
+        actor.keep(node, number, 8)
+        weights.append(node.learner.weights())
+    assert [actor.loads for actor in actors] == [2, 1]  # the second message found it in memory, the fourth did not
+    alone = Kept().take(config, site, "other", tmp_path)
+    for number, expected in enumerate(weights):
+        alone.answer(train)
+        for name, value in alone.learner.weights().items():
+            assert (value == expected[name]).all(), (number, name)
+    one, two = (actors[0].take(config, site, f"run{n}", tmp_path) for n in (1, 2))
+    actors[0].keep(one, 1, 1)
+    actors[0].keep(two, 1, 1)
+    assert len(actors[0]._nodes) == 1
