@@ -2,9 +2,9 @@
 
 Tiny models and DS-FL on film reviews, 8 private texts a site. `process` is --on process with 8 sites in memory and the
 others on disk; `simulation` is Flower's simulation on Ray with plain messages, whose actors keep 8 sites each. Each
-size is a process of its own. Seconds are of the rounds between the first and the last test, without joining; memory is the
-peak of that process, of the simulation the sum over its processes. The file experiments/bench/scale.json has
-the figures and docs/pictures/scale.png draws them. `python scale.py process` measures one of the two alone.
+size is a process of its own. Seconds are of whole rounds with their checkpoints, without joining and tests; memory is
+the peak of that process, of the simulation the sum over its processes. The file experiments/bench/scale.json has the
+figures and docs/pictures/scale.png draws them. `python scale.py process` measures one of the two alone.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ def peak_mb() -> float:
 def in_simulation(count: int) -> dict[str, float]:
     """The same run by `fedstill run --on simulation`; memory is watched from outside."""
     with tempfile.TemporaryDirectory() as folder:
-        file, runs = Path(folder) / "run.json", Path(folder) / "runs"
-        file = Path(folder) / "run.toml"
+        file, runs = Path(folder) / "run.toml", Path(folder) / "runs"
         import tomli_w
 
         file.write_text(tomli_w.dumps(json.loads(configured(count, 8).model_dump_json(exclude_none=True))))
