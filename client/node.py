@@ -33,7 +33,7 @@ from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Facts, Reply, WireError
 from fedstill.common.wire.compression import in_two_bytes, pack, unpack
 from fedstill.strategies import VERBS, find_verb
-from fedstill.strategies.fedid import Pending
+from fedstill.strategies.predictions import Pending
 from fedstill.strategies.secure_sum import Masking, under_masks
 
 Loss = Callable[[Tensor, Rows], Tensor]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -48,6 +48,25 @@ class Params(Section):
     optimizer_state: Literal["persistent", "fresh"] = "persistent"
     schedule: Literal["constant", "call", "phase", "run"] = "constant"  # where the rate falls to zero
     distill_dropout: bool = False  # dropout while sites learn from others' predictions; the authors' programs have it
+
+
+Made = TypeVar("Made")
+
+
+class Meanwhile(Generic[Made]):
+    """Work of the central model that an Ask takes along: done once, while the sites work or when it is needed."""
+
+    def __init__(self, work: Callable[[], Made]) -> None:
+        self._work, self._done = work, list[Made]()
+
+    def __call__(self) -> None:
+        self._done.append(self._work())
+
+    def result(self) -> Made:
+        """Return what came out."""
+        if not self._done:
+            self()
+        return self._done[0]
 
 
 class Method(Strategy):

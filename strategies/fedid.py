@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import ConfigDict, Field, model_validator
-from torch import Tensor
 
-from fedstill.common.maths.ensemble import by_size, softmax
+from fedstill.common.maths.ensemble import Matrix, by_size, softmax
 from fedstill.common.maths.feedback import Jacobian, exact_surrogate, scalar_surrogate, through_softmax
 from fedstill.common.maths.losses import LOSSES
 from fedstill.common.maths.robust import Aggregation, combine
@@ -22,7 +19,7 @@ from fedstill.common.wire.checks import predictions
 from fedstill.common.wire.typed import Message, named
 from fedstill.strategies.base import FRESH, Method, Params, Round, names, texts_of
 from fedstill.strategies.formulas import batch_by_batch
-from fedstill.strategies.predictions import PREDICTED, Predict, Predictions, logits_of, one_hot_votes
+from fedstill.strategies.predictions import PREDICTED, Pending, Predict, Predictions, logits_of, one_hot_votes
 from fedstill.strategies.secure_sum import summed
 from fedstill.strategies.verbs import site_verb
 
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from fedstill.client.node import Node
     from fedstill.server.federation import Federation
 
-Matrix = np.ndarray
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -103,22 +99,6 @@ class Learned(Message):
     logits: np.ndarray | None = None
 
 
-class Meanwhile:
-    """Work of the central model that an Ask takes along, done once while the sites work, or when it is needed."""
-
-    def __init__(self, work: Callable[[], tuple[Lesson, float]]) -> None:
-        self._work, self._done = work, list[tuple[Lesson, float]]()
-
-    def __call__(self) -> None:
-        self._done.append(self._work())
-
-    def result(self) -> tuple[Lesson, float]:
-        """Return what came out."""
-        if not self._done:
-            self()
-        return self._done[0]
-
-
 class FedID(Method):
     """After local training, one exchange a public mini-batch: predictions up, ensemble and feedback down."""
 
@@ -133,8 +113,6 @@ class FedID(Method):
     p: FedIDParams
 
     def prepare(self, fed: Federation) -> None:
-        if self.p.pipeline and fed.config.exchange.secure:
-            raise ValueError("method.pipeline and exchange.secure do not go together: a secure sum takes several Asks")
         if self.p.feedback == "exact" and fed.config.train.clip is not None:
             raise ValueError("feedback = 'exact' goes through the whole step, and train.clip cuts it; take one out")
         if self.p.feedback != "none" and not len(fed.central.labelled):
@@ -144,6 +122,8 @@ class FedID(Method):
             )
 
     def why_no_sums(self) -> str | None:
+        if self.p.pipeline:
+            return "with pipeline = 1 overlaps its Asks, and a secure sum takes several"
         if self.p.aggregation != "mean":
             return "with a robust aggregation compares the sites' answers"
         return None if self.p.target == "soft" else "with target = 'votes' takes each site's hard vote"
@@ -152,7 +132,9 @@ class FedID(Method):
         sites = names((yield self.train_locally(fed)))  # lines 6-8, eq. 4
         batches, loss = self.batches(fed), 0.0
         if self.p.pipeline:
-            return (yield from self.overlapped(fed, sites, batches))
+            from fedstill.strategies.fedid_overlapped import overlapped  # it uses the verbs below
+
+            return (yield from overlapped(self, fed, sites, batches))
         of: Literal["values", "probabilities"] = "values" if self.p.average == "logits" else "probabilities"
         y_k = yield summed(self.ask_batch(fed, batches[0], sites), of)  # 10-13, eq. 9
         for i, (x0, following) in enumerate(zip(batches, [*batches[1:], None], strict=True)):  # 9
@@ -170,34 +152,9 @@ class FedID(Method):
             fed.progress("interactive", i + 1, len(batches), loss=loss)
         return {"loss": loss}
 
-    def overlapped(self, fed: Federation, sites: tuple[str, ...], batches: list[np.ndarray]) -> Round:
-        """Algorithm 1 with feedback one batch late: sites predict batch i + 1 while the central model learns batch i.
-
-        A site's step on batch i (line 21) is thus taken with weights that have learned batch i - 1.
-        """
-        lesson: Lesson | None = None
-        each: dict[str, dict[str, float]] = {}
-        y_k = yield self.ask_batch(fed, batches[0], sites)
-        for i, (x0, following) in enumerate(zip(batches, [*batches[1:], None], strict=True)):
-            w, practice = by_size(texts_of(y_k)), self.practice(fed, i / len(batches), (i + 1) / len(batches))
-            central = Meanwhile(partial(self.central_step, fed, i, x0, *self.ensemble(y_k, w), practice))
-            if lesson is not None:  # what the central model learned from batch i - 1
-                check = None if following is None else predictions(following, fed.central.classes)
-                asking = learn.ask(replace(lesson, rows=following), each=each, to=sites, check=check)
-                y_k = yield replace(asking, meanwhile=central)
-            elif following is not None:
-                y_k = yield replace(self.ask_batch(fed, following, sites), meanwhile=central)
-            feedback, loss = central.result()
-            lesson = replace(feedback, answered=items(x0), practice=practice, late=True)
-            each = {site: {"weight": w.get(site, 0.0)} for site in sites}
-            fed.progress("interactive", i + 1, len(batches), loss=loss)
-        yield learn.ask(lesson, each=each, to=sites)
-        return {"loss": loss}
-
     def ask_batch(self, fed: Federation, rows: np.ndarray, sites: tuple[str, ...]) -> Ask:
         """Lines 10 to 13 for one batch."""
-        check = predictions(rows, fed.central.classes)
-        return predict_batch.ask(Predict(rows, self.p.dropout), to=sites, check=check)
+        return predict_batch.ask(Predict(rows, self.p.dropout), to=sites, check=predictions(rows, fed.central.classes))
 
     def batches(self, fed: Federation) -> list[np.ndarray]:
         """E_d passes over the public set in its fixed order."""
@@ -244,16 +201,6 @@ class FedID(Method):
 # --- the site's half ---
 
 
-@dataclass
-class Pending:
-    """A predicted batch that waits for feedback: its rows, where in the run, and its graph if still in memory."""
-
-    rows: np.ndarray
-    place: tuple[int, int]
-    dropout: bool
-    logits: Tensor | None = None
-
-
 @site_verb("query.logits", leaves="predictions", phase="interactive", quick=True, shield=PREDICTED)
 def predict_batch(site: Node, asked: Predict) -> Predictions:
     """Logits of one public batch; it stays pending until its feedback comes (lines 12 and 13)."""
@@ -271,15 +218,13 @@ def _predicted(site: Node, asked: Predict) -> Predictions:
 @site_verb("train.feedback", leaves="predictions", phase="interactive", quick=True, shield=PREDICTED)
 def learn(site: Node, lesson: Lesson) -> Learned:
     """Update on the pending batch (line 21), then predict the next one if the lesson names its rows."""
-    waiting, site.pending, loss = site.pending if lesson.late else site.pending[-1:], (), None
+    waiting, loss = site.pending if lesson.late else site.pending[-1:], None
+    site.pending = waiting if lesson.late else ()
     for place, pending in enumerate(waiting):
         if np.array_equal(items(pending.rows), lesson.answered):
             loss = _step(site, pending, lesson)
-            # after this step the graphs of batches predicted ahead are outdated: theirs are made anew
-            site.pending = tuple(replace(later, logits=None) for later in waiting[place + 1 :])
+            site.pending = tuple(replace(later, logits=None) for later in waiting[place + 1 :])  # outdated graphs
             break
-    else:
-        site.pending = waiting[1:] if lesson.late else ()
     if lesson.rows is None:
         return Learned(len(site.private), loss)
     following = _predicted(site, Predict(lesson.rows, lesson.dropout))

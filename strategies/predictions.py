@@ -165,6 +165,16 @@ def logits_of(replies: list[Reply]) -> dict[str, Matrix]:
 # --- the site's half ---
 
 
+@dataclass
+class Pending:
+    """A predicted batch that waits for feedback: its rows, where in the run, and its graph if still in memory."""
+
+    rows: np.ndarray
+    place: tuple[int, int]
+    dropout: bool
+    logits: Tensor | None = None
+
+
 PREDICTED = Shield(("items", "texts"), noised=("logits",))
 
 

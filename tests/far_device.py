@@ -1,4 +1,4 @@
-"""A device that is not there: tensors that say they are on `far:0`, are computed on the CPU, and mix as badly as CUDA's.
+"""A device that is not there: tensors that say they are on `far:0`, are computed on the CPU, and mix as CUDA's.
 
 An operation on tensors of both devices fails as it would on a GPU; single numbers may be mixed, and index tensors may
 be on the CPU. `.numpy()` on a far tensor fails too. Everything else gives the CPU's numbers, to the last bit. `install`

@@ -111,7 +111,7 @@ class Gate:
                 ("mb_per_run", limits.mb_per_run, runs.get(self.run, 0)),
                 ("mb_per_day", limits.mb_per_day, days.get(day, 0)),
             ):
-                if most is not None and (sent >= most * MB or sent + size > most * MB):
+                if most is not None and (sent >= round(most * MB) or sent + size > round(most * MB)):
                     raise Refused(f"{sent / MB:.3f} MB left, {size / MB:.3f} more would; limits.{key} is {most:g}")
             runs[self.run] = runs.get(self.run, 0) + size
             tally["days"] = {day: days.get(day, 0) + size}

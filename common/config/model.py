@@ -38,6 +38,8 @@ class ModelConfig(Section):
     quantize: Literal["4bit"] | None = None
     keep_head: bool = False
     precision: Precision = "auto"
+    attention: Literal["sdpa", "eager"] | None = None
+    recompute: bool = False
     device: str = "auto"
 
 
@@ -80,6 +82,11 @@ class LearnerConfig(Section):
     device: str = "auto"  # `cpu`, `cuda:0` ...; auto: a GPU if there is one
     # of the forward pass; auto: bfloat16 where the GPU has it
     precision: Precision = "auto"
+    # sdpa: torch's fused attention, flash where the GPU has it; eager: plain; by default transformers' choice
+    attention: Literal["sdpa", "eager"] | None = None
+    recompute: bool = False  # compute activations again in the backward pass instead of keeping them: for large models
+    # parts into which each batch of local training and distillation is cut: the same step in less memory
+    accumulate: int = Field(1, ge=1)
     threads: int | None = Field(None, ge=1)  # CPU threads of torch; by default torch's own choice
 
     @model_validator(mode="after")
@@ -89,6 +96,8 @@ class LearnerConfig(Section):
                 raise ValueError(
                     'freeze = "encoder" leaves no layer for LoRA: freeze a number of layers, or take lora out'
                 )
+            if self.recompute:
+                raise ValueError('freeze = "encoder" has no backward pass through its layers: take recompute out')
             if self.answer is not None:
                 raise ValueError('freeze = "encoder" answers by its head: take answer out')
         elif self.head is not None or self.pooling is not None:
@@ -113,5 +122,7 @@ class LearnerConfig(Section):
             quantize=self.quantize,
             keep_head=self.keep_head,
             precision=self.precision,
+            attention=self.attention,
+            recompute=self.recompute,
             device=self.device,
         )

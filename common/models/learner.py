@@ -44,6 +44,7 @@ class Learner:
     def __init__(self, name: str, model: TextModel, settings: LearnerConfig, train: TrainConfig, seed: int) -> None:
         self.name, self.model, self.seed = name, model, seed
         self.batch_size = settings.batch_size or train.batch_size
+        self.accumulate = settings.accumulate
         defaults, rate = defaults_of(model, central=name == CENTRAL), settings.learning_rate or train.learning_rate
         local, distil = (rate, rate) if rate else (defaults.local, defaults.distil)
         self.rates: dict[Purpose, float] = {
@@ -94,9 +95,12 @@ class Learner:
             for start in starts[: total - done]:
                 places = order[start : start + self.batch_size]
                 self.set_rate(optimizer, purpose, practice, done / total)
-                value = loss(self.model(texts.batch(rows[places])), places)
-                self.step(optimizer, value)
-                summed += value.detach() * len(places)
+                if self.accumulate == 1:
+                    value = loss(self.model(texts.batch(rows[places])), places)
+                    self.step(optimizer, value)
+                    summed += value.detach() * len(places)
+                else:
+                    summed += self._step_in_parts(optimizer, texts, rows, places, loss)
                 seen += len(places)
                 done += 1
             means.append(float(summed) / max(1, seen))
@@ -106,6 +110,25 @@ class Learner:
                     f"{self.rates[purpose]:g}; lower learning_rate (or distill_rate), or set train.clip"
                 )
         return means
+
+    def _step_in_parts(
+        self,
+        optimizer: torch.optim.Optimizer,
+        texts: Batches,
+        rows: Rows,
+        places: Rows,
+        loss: Callable[[Tensor, Rows], Tensor],
+    ) -> Tensor:
+        """Take one step on a batch, one part of its graph in memory at a time; return the sum of its losses."""
+        optimizer.zero_grad(set_to_none=True)
+        summed = torch.zeros((), device=self.model.device)
+        for part in np.array_split(places, min(self.accumulate, len(places))):
+            value = loss(self.model(texts.batch(rows[part])), part)
+            (value * (len(part) / len(places))).backward()  # type: ignore[no-untyped-call]
+            summed += value.detach() * len(part)
+        self.clip_gradients()
+        optimizer.step()
+        return summed
 
     def logits(self, texts: Encoded, rows: Rows, dropout: bool = False) -> Tensor:
         """Return logits of `rows` with their graph, as one batch."""

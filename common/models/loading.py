@@ -43,6 +43,8 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
         _check_settings(config, settings)
         for key, value in (changes | names).items():
             setattr(settings, key, value)
+        if config.attention is not None:
+            settings._attn_implementation = config.attention
         tokenizer = try_loading(config.name, "tokenizer", AutoTokenizer.from_pretrained, source, **offline)
         tokenizer.truncation_side = "right" if config.keep == "start" else "left"
         auto = device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -56,6 +58,12 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
             check_tokenizer(config.name, tokenizer, net, config.max_length)
             lora = _lora_by_default(net) if config.lora is None else config.lora
             lower = config.freeze if isinstance(config.freeze, int) else 0
+            if config.recompute:
+                if not net.supports_gradient_checkpointing:
+                    raise ModelError(
+                        f"model {config.name}: its family cannot recompute activations; take recompute out"
+                    )
+                net.gradient_checkpointing_enable({"use_reentrant": False})
             if lora:
                 net = _with_lora(net, lora, config.name, lower)
             model = (CausalModel if answers_by_words(config, settings) else TextModel)(net, *rest)

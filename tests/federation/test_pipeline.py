@@ -124,5 +124,5 @@ def test_a_site_that_misses_a_batch_goes_on_with_the_next(federation: Make, smal
 
 
 def test_a_secure_sum_cannot_overlap(federation: Make, small: Small) -> None:
-    with pytest.raises(ValueError, match=r"pipeline and exchange\.secure"):
+    with pytest.raises(ValueError, match="pipeline = 1 overlaps its Asks"):
         federation(small(*COMMON, "method.pipeline=1", "exchange.secure=true"))

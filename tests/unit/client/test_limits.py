@@ -13,7 +13,7 @@ from fedstill.client.node import Node
 from fedstill.client.release.limits import Gate, Refused, check_files
 from fedstill.common.config import ConfigError, LimitsConfig, RunConfig, SiteConfig
 from fedstill.common.config.files import load_run
-from fedstill.common.wire import Ask, Reply, size_of
+from fedstill.common.wire import Ask, Reply
 from fedstill.strategies import VERBS
 
 ROWS = np.arange(4)
@@ -90,7 +90,7 @@ def test_a_refusal_is_in_the_ledger_and_nothing_that_was_kept_back(
 
 
 def test_bytes_are_counted_by_run_and_by_day_and_outlive_the_process(tmp_path: Path) -> None:
-    one = size_of(numbers(Ask("")).arrays, {"metrics": {"texts": 3}})
+    one = numbers(Ask("")).size
     most = 2.5 * one / 1e6
     first = gate(tmp_path, numbers, mb_per_run=most)
     first.answer(Ask("query.predictions"))
@@ -104,7 +104,7 @@ def test_bytes_are_counted_by_run_and_by_day_and_outlive_the_process(tmp_path: P
 
 
 def test_a_limit_that_is_reached_costs_no_work(tmp_path: Path) -> None:
-    one = size_of(numbers(Ask("")).arrays, {"metrics": {"texts": 3}})
+    one = numbers(Ask("")).size
     gate(tmp_path, numbers, mb_per_run=one / 1e6).answer(Ask("query.predictions"))
     with pytest.raises(Refused):
         gate(tmp_path, never, mb_per_run=one / 1e6).answer(Ask("query.predictions"))
