@@ -193,6 +193,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--line", json.dumps(vars(line))]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
             turns.setdefault(str(line), []).append(json.loads(done.stdout.splitlines()[-1]))
+            print(line, json.dumps(turns[str(line)][-1]), flush=True)
+    report(turns, {}, load)  # so that the lines are not lost with what follows
     report(turns, accuracy(), load)
 
 
