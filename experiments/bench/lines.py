@@ -24,6 +24,7 @@ from types import TracebackType
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEW_NET, _SET_TUN, _TUN, _NO_HEADER = 0x40000000, 0x400454CA, 0x0001, 0x1000
 _PR_SET_PDEATHSIG = 1
+_LINE = struct.Struct("3d")
 QUEUE = 0.5  # seconds of packets that a router keeps before it drops the next
 
 
@@ -63,7 +64,7 @@ def _here() -> int:
 class Hosts:
     """A coordinator, which is this process from now on, and sites, each at the end of a line of its own."""
 
-    def __init__(self, sites: int, line: Line) -> None:
+    def __init__(self, sites: int) -> None:
         _call("unshare", _NEW_NET)
         coordinator, ends = _here(), list[tuple[int, int]]()
         _ip("link", "set", "lo", "up")
@@ -75,16 +76,21 @@ class Hosts:
             _ip("link", "set", "lo", "up")
             ends.append((near[number], self._device("eth0", f"10.88.{number}.2", f"10.88.{number}.1")))
         _call("setns", coordinator, _NEW_NET)
+        told, self.control = os.pipe()
         self.carrier = os.fork()
         if self.carrier == 0:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             try:
-                _carry(ends, line)
+                _carry(ends, told)
             finally:
                 os._exit(1)
         for one, two in ends:
             os.close(one)
             os.close(two)
+
+    def change(self, line: Line) -> None:
+        """Make every line such a one."""
+        os.write(self.control, _LINE.pack(line.trip, line.rate, line.loss))
 
     @staticmethod
     def _device(name: str, own: str, peer: str) -> int:
@@ -119,17 +125,21 @@ class Hosts:
             os.close(space)
 
 
-def _carry(ends: list[tuple[int, int]], line: Line) -> None:
-    """Carry packets for ever."""
+def _carry(ends: list[tuple[int, int]], told: int) -> None:
+    """Carry packets for ever, over lines as they are told."""
+    line = Line()
     to = {one: two for pair in ends for one, two in (pair, pair[::-1])}
     free = dict.fromkeys(to, 0.0)  # when the packets before have left
     waiting: list[tuple[float, int, int, bytes]] = []
     chance, count, poll = random.Random(1), 0, select.poll()
-    for device in to:
+    for device in (told, *to):
         poll.register(device, select.POLLIN)
     while True:
         pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 1.0
         for device, _ in poll.poll(1000 * pause):
+            if device == told:
+                line = Line(*_LINE.unpack(os.read(told, _LINE.size)))
+                continue
             while True:
                 try:
                     packet = os.read(device, 2048)
