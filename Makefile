@@ -40,7 +40,7 @@ test-federation: $(READY) ## whole federations in one process
 test-deploy: $(READY) ## real superlink and supernode processes on loopback
 	$(BIN)/pytest tests/deploy
 
-test-compose: $(READY) ## deploy/docker/demo.sh with podman: real images, TLS, keys, a site killed; needs root; ten minutes, then three
+test-compose: $(READY) ## deploy/docker/demo.sh with podman: real images, TLS, keys, a site killed; needs root, podman and 30 GB; leaves images in build/compose
 	$(BIN)/pip install --quiet --disable-pip-version-check podman-compose -c constraints.txt
 	$(BIN)/pytest -m compose -s tests/deploy/test_compose.py
 
