@@ -1,4 +1,4 @@
-"""Every method on a device that is not the CPU: a tensor on the wrong one fails, and the numbers are the CPU's."""
+"""Seventeen methods on a device that is not the CPU: a tensor on the wrong one fails, and the numbers are the CPU's."""
 
 from __future__ import annotations
 
