@@ -1,4 +1,4 @@
-"""Every method on a device that is not the CPU: a tensor on the wrong one fails, and the numbers are the CPU's.
+"""Seventeen methods on a device that is not the CPU: a tensor on the wrong one fails, and the numbers are the CPU's.
 
 Torch counts its devices at the first backward pass, so that this one must be there before: test_far_device.py runs this
 file in a process of its own.
