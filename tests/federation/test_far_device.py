@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def test_methods_run_where_its_models_are() -> None:
+def test_methods_run_where_their_models_are() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "far_rows.py")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(

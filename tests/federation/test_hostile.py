@@ -252,12 +252,23 @@ class Honest:
 
 
 def said(channel: grpc.Channel, messages: list[bytes], token: str | None = None) -> grpc.RpcError | None:
-    """What whoever calls with this token and says these messages hears in the end."""
-    try:
-        list(channel.stream_stream(METHOD)(iter(messages), metadata=((TOKEN, token),) if token is not None else None))
-    except grpc.RpcError as error:
-        return error
-    return None
+    """What whoever calls with this token and says these messages hears in the end.
+
+    A call that finds all of a connection's streams taken is refused unread (HTTP/2's REFUSED_STREAM); it may call again.
+    """
+    refused: grpc.RpcError | None = None
+    for _ in range(20):
+        try:
+            call = channel.stream_stream(METHOD)
+            list(call(iter(messages), metadata=((TOKEN, token),) if token is not None else None))
+        except grpc.RpcError as error:
+            refused = error
+            if "RST_STREAM with error code 7" not in str(error.details()):
+                break
+            time.sleep(0.1)
+        else:
+            return None
+    return refused
 
 
 def hello(name: object = "stranger") -> list[bytes]:
