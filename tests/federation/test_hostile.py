@@ -254,7 +254,7 @@ class Honest:
 def said(channel: grpc.Channel, messages: list[bytes], token: str | None = None) -> grpc.RpcError | None:
     """What whoever calls with this token and says these messages hears in the end.
 
-    A call that finds all of a connection's streams taken is refused unread (HTTP/2's REFUSED_STREAM); it may call again.
+    A call that finds all of a connection's streams taken is refused unread (REFUSED_STREAM) and may call again.
     """
     refused: grpc.RpcError | None = None
     for _ in range(20):
