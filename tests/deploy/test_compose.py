@@ -198,7 +198,7 @@ def test_the_demo_runs_in_containers_and_survives_the_loss_of_a_site(podman: Pod
         demo.process.wait()
     last = max(event["round"] for event in demo.events("round_finished"))
     assert last >= back["round"] > 1
-    size = int(podman("image", "inspect", "fedstill-site:0.1.0", "--format", "{{.Size}}"))
+    size = int(podman("image", "inspect", "fedstill-site:0.2.0", "--format", "{{.Size}}"))
     print(
         f"\nimages {built:.0f} s, coordinator healthy {served - built:.0f} s later, sites registered and healthy "
         f"{joined - served:.0f} s after that; image {size / 1e9:.2f} GB"
