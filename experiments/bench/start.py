@@ -90,7 +90,9 @@ def turn(on: str, checked: bool) -> dict[str, float]:
                     raise RuntimeError(f"--on {on}: no training step after {time.time() - began:.0f} s")
                 time.sleep(0.05)
                 folders = [path for path in Path(runs).iterdir() if path.is_dir() and not path.is_symlink()]
-                ends = reached(folders[0]) if folders else {}
+                first, ends = ends.get("checked"), reached(folders[0]) if folders else {}
+                if first is not None:
+                    ends["checked"] = first  # the file is written again once the sites' rates are known
             cpu = cpu_of(watched)
         finally:
             running.send_signal(signal.SIGINT)
