@@ -51,7 +51,7 @@ test-portable: $(READY) ## unit and federation tests on other instruction sets a
 	$(BIN)/python experiments/bench/portable.py
 
 fuzz: $(READY) ## one site sends nonsense in whole runs of every method: 100,000 Replies, 700 runs, about ten minutes
-	FEDSTILL_FUZZ=4000 $(BIN)/pytest -q tests/federation/test_replies.py
+	FEDSTILL_FUZZ=$${FEDSTILL_FUZZ:-4000} $(BIN)/pytest -q tests/federation/test_replies.py
 
 soak: $(READY) ## 2,000 tiny rounds under kills, cuts, slow sites, a lost coordinator and hostile frames; under an hour; writes experiments/bench/soak.json
 	$(BIN)/python experiments/bench/soak.py

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ class Federation:
     def run(self, link: Link, resume: bool = False, began: float | None = None) -> Facts:
         """Run all rounds over a link that the sites have joined; return the summary."""
         began = time.perf_counter() if began is None else began
-        self.link, self.sites = link, link.sites
+        self.link, self.sites, self.saved, self.touched = link, link.sites, {}, set()
         self._drive(self.method.check_sites(self))
         self.costs.setup += time.perf_counter() - began
         self.record.event("joined", sites=link.sites)
@@ -231,15 +231,19 @@ class Federation:
         self.pulse.done(self.number)
         # of the round's sites, not of those who are left of them: an ensemble of one is no ensemble
         needed = min(len(names), self.quorum(max(len(names), len(self.participants))))
-        if not ask.optional and len(replies) < needed:
-            why = "; ".join(
-                f"site {name}: {self._missed.get(name, 'no answer')}" for name in names if name not in replies
-            )
-            raise QuorumLost(
-                f"{why} (round {self.number}, {ask.verb}: {len(replies)} of {len(names)} sites gave a usable answer "
-                f"and {needed} are needed; the run can be resumed)"
-            )
+        if not ask.optional:
+            self.require(needed, names, replies, ask.verb)
         return [replies[name] for name in names if name in replies]
+
+    def require(self, needed: int, names: Sequence[str], fine: Container[str], verb: str) -> None:
+        """End the run, with every site's reason, if fewer than `needed` of these sites are fine."""
+        missing = [name for name in names if name not in fine]
+        if len(names) - len(missing) < needed:
+            why = "; ".join(f"site {name}: {self._missed.get(name, 'no answer')}" for name in missing)
+            raise QuorumLost(
+                f"{why} (round {self.number}, {verb}: {len(names) - len(missing)} of {len(names)} sites gave a usable "
+                f"answer and {needed} are needed; the run can be resumed)"
+            )
 
     def _usable(self, verb: Verb, ask: Ask, outcomes: Iterable[Reply | Failure]) -> Iterable[tuple[str, Reply]]:
         for outcome in outcomes:

@@ -68,9 +68,10 @@ class Record:
             text = path.read_text(encoding="utf-8")
             if heading not in text:
                 lines = [
-                    f"# {name}: learning {of['local']:g}, distillation {of['distil']:g}, warm-up {of['warmup']:g}"
+                    f"# {name}: learning {of['local']:g}, distillation {of['distil']:g}, "
+                    f"interaction {of['interact']:g}, warm-up {of['warmup']:g}"
                     for name, of in rates.items()
-                    if {"local", "distil", "warmup"} <= set(of)
+                    if {"local", "distil", "interact", "warmup"} <= set(of)
                 ]
                 write_atomically(path, f"{text}\n{heading}, each model brings its own.\n" + "\n".join(lines) + "\n")
 

@@ -22,7 +22,9 @@ def save_round(fed: Federation, number: int) -> None:
     fed.late.clear()
     drawn = fed.method.p.participation < 1
     to = tuple(name for name in fed.sites if not drawn or name in fed.touched or name not in fed.saved)
-    kept = fed.ask(save.ask(Keep(number), to=to))
+    kept = fed.ask(save.ask(Keep(number), to=to, optional=True))
+    holding = (set(fed.sites) - set(to)) | {reply.node for reply in kept}  # of all sites: `to` may be one liar alone
+    fed.require(fed.quorum(len(fed.sites)), tuple(fed.sites), holding, save.name)
     fed.saved.update({reply.node: number for reply in kept})
     fed.touched -= {reply.node for reply in kept}
     heads = {reply.node: plain(reply.metrics["ledger"], 64) for reply in kept}
@@ -59,8 +61,11 @@ def resume(fed: Federation) -> int | None:
     fed.costs.load(facts["spending"])
     fed.saved = dict(facts.get("saved", {}))
     holders = _holders(held, newest)
+    restored: set[str] = set()
     for saved in sorted(set(holders.values())):
-        fed.ask(restore.ask(Keep(saved), to=tuple(name for name, at in holders.items() if at == saved)))
+        at_once = tuple(name for name, at in holders.items() if at == saved)
+        restored.update(reply.node for reply in fed.ask(restore.ask(Keep(saved), to=at_once, optional=True)))
+    fed.require(min(needed, len(holders)), tuple(holders), restored, restore.name)
     for name in held:
         if name not in holders:
             take_up_alone(fed, name, [other for other in held[name] if other < number], number)

@@ -246,5 +246,5 @@ def _step(site: Node, pending: Pending, lesson: Lesson) -> float:
     elif lesson.matrix is not None:  # eq. 14
         g = site.targets(lesson.matrix, len(z_k))
         loss = loss + share * exact_surrogate(z_k, g, lesson.matrix_of)
-    site.learner.one_step(loss, "distil", lesson.practice)
+    site.learner.one_step(loss, "interact", lesson.practice)
     return float(loss.detach())

@@ -15,25 +15,31 @@ BY_SIZE = ((10_000_000, 3e-4), (60_000_000, 1e-4))  # pretrained models below so
 BASE = 2e-5  # larger ones, as in the papers
 ADAPTERS = 10.0  # factor for LoRA, at most UNTRAINED
 TOWARDS_OTHERS = 0.1  # of a site's own rate: AdamW's steps have a fixed size and must not drown out the labels
+CHASING = (
+    0.03  # the same where the target is computed anew after every step, so that sites chase each other: see MODELS.md
+)
 WARMUP = 0.06  # share of a falling schedule, for pretrained layers: their first steps would undo what they know
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Rates of a model's own training and of its steps towards other models' predictions, and its warm-up."""
+    """Rates of a model's own training and of its steps towards others' predictions (fixed, moving), and its warm-up."""
 
     local: float
     distil: float
+    interact: float
     warmup: float
 
 
 def defaults_of(model: TextModel, central: bool) -> Defaults:
-    """Return a model's defaults; the central model learns only from others, so that both of its rates are the same."""
+    """Return a model's defaults; the central model learns only from others, so that all of its rates are the same."""
     count = sum(value.numel() for value in model.parameters())
-    local, warmup = UNTRAINED, 0.0
-    if model.pretrained and not isinstance(model, FrozenEncoder):
+    local, warmup, whole = UNTRAINED, 0.0, not isinstance(model, FrozenEncoder)
+    if model.pretrained and whole:
         local, warmup = next((rate for most, rate in BY_SIZE if count < most), BASE), WARMUP
     if model.adapted:
         local *= ADAPTERS
     local = min(local, UNTRAINED)
-    return Defaults(local, local if central else TOWARDS_OTHERS * local, warmup)
+    if central:
+        return Defaults(local, local, local, warmup)
+    return Defaults(local, TOWARDS_OTHERS * local, (CHASING if whole else TOWARDS_OTHERS) * local, warmup)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class Batches(Protocol):
     def batch(self, rows: Rows) -> dict[str, Tensor]: ...
 
 
-Purpose = Literal["local", "distil", "assign"]
+Purpose = Literal["local", "distil", "interact", "assign"]
 
 
 class Learner:
@@ -46,10 +46,15 @@ class Learner:
         self.batch_size = settings.batch_size or train.batch_size
         self.accumulate = settings.accumulate
         defaults, rate = defaults_of(model, central=name == CENTRAL), settings.learning_rate or train.learning_rate
-        local, distil = (rate, rate) if rate else (defaults.local, defaults.distil)
-        self.rates: dict[Purpose, float] = {
-            "local": local, "distil": settings.distill_rate or distil, "assign": local
-        }  # fmt: skip
+        own = {
+            "local": defaults.local,
+            "distil": defaults.distil,
+            "interact": defaults.interact,
+            "assign": defaults.local,
+        }
+        self.rates: dict[Purpose, float] = {purpose: rate or own[purpose] for purpose in get_args(Purpose)}
+        if settings.distill_rate:
+            self.rates["distil"] = self.rates["interact"] = settings.distill_rate
         own_warmup = 0.0 if rate else defaults.warmup  # rates that somebody set come with their own schedule
         self.warmup = own_warmup if train.warmup is None else train.warmup
         self.weight_decay, self.clip = train.weight_decay, train.clip

@@ -2,10 +2,10 @@
 
     python experiments/bench/defaults.py [--families small-bert ...] [--tasks sst2 ...]
 
-Three sites and a central model of one family, 200 labels a site (500 for five classes), one round of six local epochs,
-texts of 32 tokens; no rate, no schedule, nothing is set but sizes. A run is at chance if its central model's accuracy
-is within two standard errors of what the commonest class would get. Texts come from ../shared/data, or from
-FEDSTILL_DATA. Resumes; writes experiments/bench/defaults.json.
+Three sites and a central model of one family, 200 labels a site and 400 test texts (500 and 1,000 for five classes),
+one round of six local epochs, texts of 32 tokens; no rate, no schedule, nothing is set but sizes. A run is at chance if
+its central model's accuracy is within two standard errors of what the commonest class would get. Texts come from
+../shared/data, or from FEDSTILL_DATA. Resumes; writes experiments/bench/defaults.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedstill.deploy.launch.process import assemble
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 RESULTS = Path(__file__).resolve().parent / "defaults.json"
 FAMILIES = ("small-bert", "small-roberta", "small-xlnet", "small-t5")
-FIVE_CLASSES = {"private": 1500, "public": 480}
+FIVE_CLASSES = {"private": 1500, "public": 480, "test": 1000}
 TASKS: dict[str, dict[str, Any]] = {
     "film-reviews": {"train": {"keep": "end"}},
     "sst2": {},

@@ -71,13 +71,14 @@ def _show(result: Check) -> None:
 
 def _show_cost(examination: Examination, cost: Forecast) -> None:
     falls = examination.federation is not None and examination.federation.method.p.schedule != "constant"
+    interactive = examination.federation is not None and examination.federation.method.name == "fedid"
     rows: list[dict[str, Any]] = [
         {
             "model": Path(trial.model).name,
             "of": who,
             "parameters": trial.parameters,
             "learning rate": f"{trial.rates['local']:g}",
-            "distil rate": f"{trial.rates['distil']:g}",
+            "distil rate": f"{trial.rates['interact' if interactive else 'distil']:g}",
             "warm-up": f"{trial.warmup:.0%}" if falls else "-",
             "one step": f"{1000 * trial.step:.0f} ms",
         }

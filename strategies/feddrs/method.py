@@ -106,7 +106,7 @@ class FedDRS(Method):
         if fed.number == fed.config.rounds and self.p.post_iterations:  # step 5, over all K models
             others = tuple(name for name in fed.sites if name in self.trained - set(names(replies)))
             if others:
-                replies = replies + (yield upload.ask(to=others, check=check))
+                replies = replies + (yield upload.ask(to=others, check=check, optional=True))
             replies.sort(key=lambda reply: list(fed.sites).index(reply.node))
             strength = self.p.lambda_ if self.p.post_lambda is None else self.p.post_lambda
             loss = self._correct(replies, self.p.post_iterations, strength, "post")

@@ -63,6 +63,26 @@ def test_the_quorum_counts_the_rounds_sites_and_not_who_is_left_of_them(tmp_path
         made.run()
 
 
+def test_a_site_that_alone_has_to_save_or_restore_ends_no_run(federation: Make, small: Small) -> None:
+    """Where a round draws one of two sites, only that one saves; the other one holds what it held."""
+    drawn = (*QUICK, "method.participation=0.5", "exchange.quorum=0.5")
+    made = federation(small(*drawn, "rounds=4"), "drawn")
+    trained = {"north": 0, "south": 0}
+
+    def refuses(ask: Ask, reply: Reply) -> Reply:
+        if ask.verb in ("query.save", "query.restore"):
+            raise RuntimeError("not today")
+        trained[reply.node] += ask.verb == "train.local"
+        return reply
+
+    spoil(made.nodes[1], refuses)
+    assert made.run()["status"] == "finished"
+    assert trained["south"]  # in a round of its own
+    again = federation(small(*drawn, "rounds=6"), "drawn")
+    spoil(again.nodes[1], refuses)
+    assert again.run(resume=True)["status"] == "finished"
+
+
 def test_every_rounds_record_has_what_the_ledgers_had_come_to(federation: Make, small: Small) -> None:
     made = federation(small(*QUICK, "rounds=1"))
     made.run()

@@ -158,6 +158,24 @@ def test_post_processing_is_over_every_model_that_was_ever_trained(federation: M
     assert np.allclose(made.central.weights()[WORDS], mean, atol=1e-7)
 
 
+def test_a_model_that_does_not_come_is_missing_from_post_processing_and_ends_no_run(
+    federation: Make, small: Small
+) -> None:
+    changes = ("method.participation=0.67", "rounds=2", "method.variant=post_only", "method.local_epochs=1", "seed=1")
+    made = federation(small("method.name=feddrs", *QUICK, THREE, *TINY, *changes, "exchange.quorum=0.5"))
+
+    def keeps_it(ask: Ask, reply: Reply) -> Reply:
+        if ask.verb == "query.trained":
+            raise RuntimeError("not today")
+        return reply
+
+    for node in made.nodes:
+        spoil(node, keeps_it)
+    assert made.run()["status"] == "finished"
+    assert made.events("left_out")
+    assert made.events("round_finished")[1]["metrics"]["models"] == 2
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

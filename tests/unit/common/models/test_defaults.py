@@ -26,6 +26,7 @@ def test_rates_follow_size_and_training(model: str, local: float, warmup: float)
     site = learner(model, {})
     assert site.rates["local"] == pytest.approx(local)
     assert site.rates["distil"] == pytest.approx(local / 10)
+    assert site.rates["interact"] == pytest.approx(0.03 * local)  # the target moves with every step
     assert site.warmup == warmup
     assert learner(model, {}, CENTRAL).rates["distil"] == pytest.approx(local)
 
@@ -33,6 +34,14 @@ def test_rates_follow_size_and_training(model: str, local: float, warmup: float)
 def test_a_head_on_a_frozen_encoder_needs_no_warm_up() -> None:
     site = learner("small-bert", {}, freeze="encoder", cache_mb=0)
     assert (site.rates["local"], site.warmup) == (1e-3, 0.0)
+    assert site.rates["interact"] == site.rates["distil"] == pytest.approx(1e-4)
+
+
+def test_a_distill_rate_is_for_fixed_and_moving_targets() -> None:
+    settings = LearnerConfig(distill_rate=0.5)
+    model = load_model(ModelConfig(name="tiny-bert", max_length=16), TASKS["film-reviews"], 1)
+    site = Learner("north", model, settings, TrainConfig(), seed=1)
+    assert (site.rates["local"], site.rates["distil"], site.rates["interact"]) == (1e-3, 0.5, 0.5)
 
 
 def test_a_rate_of_ones_own_comes_without_warm_up_unless_it_is_set() -> None:
