@@ -92,7 +92,7 @@ def krum(stack: Stack, liars: int | None = None) -> Matrix:
 def krum_scores(stack: Stack, liars: int | None = None) -> NDArray[np.float64]:
     """Return each site's sum of squared distances to its n - f - 2 nearest, where f sites may be malicious."""
     flat = stack.reshape(len(stack), -1).astype(np.float64)
-    distances = ((flat[:, None] - flat[None]) ** 2).sum(axis=-1)
+    distances = np.stack([((site - flat) ** 2).sum(axis=-1) for site in flat])  # all pairs at once fill the memory
     near = max(1, len(stack) - _liars(len(stack), liars) - 2)
     return np.asarray(np.sort(distances, axis=1)[:, 1 : near + 1].sum(axis=1))
 

@@ -15,6 +15,7 @@ from fedstill.common.config import ModelConfig, SiteTask
 from fedstill.common.models.builtin import quiet
 from fedstill.common.models.loading import check_tokenizer, comes_trained, locate, try_loading
 from fedstill.common.models.text_model import ModelError, TextModel, pick_device
+from fedstill.common.models.tokens import onto
 from fedstill.common.randomness import seeded
 from fedstill.common.states import State
 
@@ -70,7 +71,7 @@ class MixedModel(TextModel):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of a batch with targets: `masked`, `original`, `targets`, `labels` or `spans`."""
-        inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        inputs = onto(batch, self.device)
         wanted = {name: inputs.pop(name) for name in WANTED if name in inputs}
         ((name, answer),) = wanted.items()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):

@@ -27,7 +27,7 @@ from fedstill.common.data.tasks import Task
 from fedstill.common.models.builtin import quiet
 from fedstill.common.models.feature_cache import FeatureCache, Floats
 from fedstill.common.models.text_model import NO_EMBEDDINGS, ModelError, TextModel
-from fedstill.common.models.tokens import Encoded
+from fedstill.common.models.tokens import Encoded, onto
 
 BATCH = 32  # texts that run through frozen layers together
 HEAD, HEAD_WEIGHTS = "head.json", "head.safetensors"  # beside a saved encoder
@@ -155,7 +155,7 @@ class FrozenEncoder(TextModel):
 
     def pooled(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Run the encoder: one vector a text."""
-        inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        inputs = onto(batch, self.device)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             states, mask = self.net(**inputs).last_hidden_state, inputs["attention_mask"]
         if self.pooling == "mean":
@@ -168,7 +168,7 @@ class FrozenEncoder(TextModel):
 
     def vectors(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the pooled vectors."""
-        return batch["features"].to(self.device, self.dtype) if "features" in batch else self.pooled(batch)
+        return onto(batch, self.device)["features"].to(self.dtype) if "features" in batch else self.pooled(batch)
 
     def score(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the head's logits."""
@@ -289,7 +289,7 @@ class LowerLayers:
         """Run the frozen layers once on each text that the cache does not have."""
 
         def run(batch: dict[str, Tensor]) -> list[Floats]:
-            states = self.run({name: value.to(device) for name, value in batch.items()}).float().cpu().numpy()
+            states = self.run(onto(batch, device)).float().cpu().numpy()
             mask = batch["attention_mask"].numpy().astype(bool)
             return [text[kept] for text, kept in zip(states, mask, strict=True)]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedstill.common.data.splits import Text
 from fedstill.common.data.tasks import Task
 from fedstill.common.models.builtin import quiet
-from fedstill.common.models.tokens import Encoded, encode
+from fedstill.common.models.tokens import Encoded, encode, onto
 from fedstill.common.states import State, differences, shapes_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class TextModel(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return logits (texts x classes), in float32 or in the model's own float64."""
-        inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        inputs = onto(batch, self.device)
         with self._above_frozen(inputs), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             return at_least_float32(self.score(inputs))
 
@@ -114,7 +114,7 @@ class TextModel(nn.Module):
 
     def with_states(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return logits, and the encoder's hidden states (texts x tokens x width), embeddings to last layer."""
-        inputs = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        inputs = onto(batch, self.device)
         with self._above_frozen(inputs), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             if self.writes:
                 encoded = self._base().get_encoder()(**inputs, output_hidden_states=True)

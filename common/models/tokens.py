@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -64,6 +64,14 @@ class Encoded:
             padded[mask] = values[place]
             tensors[name] = torch.from_numpy(padded)
         return tensors
+
+
+def onto(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return the batch on that device; a copy to CUDA starts from pinned memory, and the CPU does not wait for it."""
+    if device.type != "cuda":
+        return {name: tensor.to(device) for name, tensor in batch.items()}
+    here = {name: tensor.pin_memory() if tensor.device.type == "cpu" else tensor for name, tensor in batch.items()}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in here.items()}
 
 
 def encode(tokenizer: Any, texts: Sequence[Text], max_length: int) -> Encoded:

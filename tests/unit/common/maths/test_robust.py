@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,6 +80,18 @@ def test_krum_by_hand() -> None:
     assert krum(both).tolist() == [[1.0], [1.75]]
     seven = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 50.0], np.float32)[:, None, None]  # two who agree with each other
     assert krum(seven).tolist() == [[2.0]]
+
+
+def test_krum_of_many_sites_takes_little_memory() -> None:
+    stack = np.random.default_rng(0).normal(size=(128, 160, 2))
+    tracemalloc.start()
+    scores = krum_scores(stack)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 * stack.nbytes  # differences of all pairs of sites would be 128 times the stack
+    flat = stack.reshape(128, -1)
+    distances = np.sort(((flat[:, None] - flat[None]) ** 2).sum(axis=-1), axis=1)
+    assert scores.tolist() == distances[:, 1 : 128 - 62 - 2 + 1].sum(axis=1).tolist()  # bit for bit
 
 
 def test_spectral_by_hand() -> None:
