@@ -42,6 +42,12 @@ def adversary_loss(teacher: Answers, student: Answers, theta: Tensor, labels: Te
     return target_loss(teacher, theta, labels) - strength * target_loss(student, theta, labels)
 
 
+def adversary_loss_kl(teacher: Answers, student: Answers, theta: Tensor, labels: Tensor, strength: float) -> Tensor:
+    """CE(f_k(theta), gamma_k) - lambda KL(softmax f_k(theta) || softmax f_S(theta)): figure 4's other adversary."""
+    logits, right = teacher(theta, labels)
+    return F.cross_entropy(logits, right) - strength * kl_divergence(student(theta, labels)[0], logits.softmax(dim=-1))
+
+
 def improve(theta: Tensor, loss: Callable[[Tensor], Tensor], rate: float, steps: int) -> Tensor:
     """Take plain gradient steps on the samples, each down its own loss, independent of the batch size."""
     for _ in range(steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 WHOSE = {
@@ -11,6 +12,7 @@ WHOSE = {
     "alone": "mean of sites, alone",
     "own": "by the site's own task",  # of mixed tasks: own.NAME.SCORE, the mean of the sites NAME or NAME-1, NAME-2 ...
 }
+LAST = re.compile(r"@last([1-9][0-9]*)$")  # central.accuracy@last5: the mean of the last five rounds
 COSTS = {"bytes_up": "sent, a site", "bytes_down": "received, a site", "seconds": "seconds, wall clock"}
 
 
@@ -23,7 +25,9 @@ class Column:
     @property
     def is_known(self) -> bool:
         """Whether a run can have this column at all."""
-        whose, _, rest = self.key.partition(".")
+        whose, _, rest = LAST.sub("", self.key).partition(".")
+        if "@" in rest or (self.rounds > 1 and whose not in ("central", "sites")):
+            return False
         if self.key in COSTS or whose not in WHOSE or not rest:
             return self.key in COSTS
         of_one_site = "." in rest
@@ -47,7 +51,13 @@ class Column:
     @property
     def score(self) -> str:
         """The score's name, as the task gives it."""
-        return self.key.rpartition(".")[2]
+        return LAST.sub("", self.key).rpartition(".")[2]
+
+    @property
+    def rounds(self) -> int:
+        """Over how many last rounds the score is a mean."""
+        found = LAST.search(self.key)
+        return int(found[1]) if found else 1
 
     @property
     def lower_is_better(self) -> bool:
@@ -60,4 +70,5 @@ class Column:
         if not self.is_score:
             return COSTS[self.key]
         who = f"{self.site}{', alone' if self.whose == 'alone' else ''}" if self.site else WHOSE[self.whose]
-        return f"{self.score.replace('_', ' ')}, {who}"
+        when = f", mean of the last {self.rounds} rounds" if self.rounds > 1 else ""
+        return f"{self.score.replace('_', ' ')}, {who}{when}"

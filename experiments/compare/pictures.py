@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedstill.experiments.compare.model_outputs import load_outputs
-from fedstill.experiments.compare.results import UNTRAINED, Results
+from fedstill.experiments.compare.results import UNTRAINED, Results, scores_by_round
 
 mpl.use("Agg")  # draws without a display
 PAGE_DPI = 110
@@ -79,7 +78,7 @@ def learning_curves(results: Results) -> tuple[Figure, str]:
         raise NoPicture("The table shows no score.")
     curves = {}
     for row in results.rows:
-        runs = [curve for folder in _folders(results, row) if (curve := _curve(folder, column.whose, column.score))]
+        runs = [curve for folder in _folders(results, row) if (curve := scores_by_round(folder, column))]
         if runs and UNTRAINED.get(results.table.rows[row].method.name) != column.whose:
             curves[row] = runs
     if not curves:
@@ -107,18 +106,6 @@ def learning_curves(results: Results) -> tuple[Figure, str]:
 def _by_end(results: Results) -> str:
     rows = [row for row, config in results.table.rows.items() if config.report.evaluate == "end"]
     return " Rows that are tested at the end only have two points." if rows else ""
-
-
-def _curve(folder: Path, whose: str, score: str) -> dict[int, float]:
-    by_round: dict[int, list[float]] = {}
-    try:
-        with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
-            for line in csv.DictReader(file):
-                if (line["node"] == "central") == (whose == "central") and line.get(score):
-                    by_round.setdefault(int(line["round"]), []).append(float(line[score]))
-    except OSError:
-        return {}
-    return {number: float(np.mean(values)) for number, values in by_round.items()}
 
 
 # --- weights of sites ---

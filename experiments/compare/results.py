@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -98,7 +99,13 @@ class Results:
 
     def values(self, row: str, column: Column) -> dict[int, float] | None:
         """Return the column's value for each finished seed; None where the method has none."""
-        values = {seed: value_of(column, summary) for seed, summary in self.rows[row].summaries.items()}
+        result = self.rows[row]
+        values = {seed: value_of(column, summary) for seed, summary in result.summaries.items()}
+        if column.rounds > 1:
+            values = {
+                seed: None if value is None else over_last_rounds(result.folders[seed], column)
+                for seed, value in values.items()
+            }
         measured = {seed: value for seed, value in values.items() if value is not None}
         return measured if len(measured) == len(values) else None
 
@@ -211,6 +218,33 @@ def value_of(column: Column, summary: dict[str, Any]) -> float | None:
     when = "after" if column.whose == "sites" else "alone"
     chosen = [column.site] if column.site is not None else list(sites)
     return float(np.mean([_score(column, sites[name][when]) for name in chosen]))
+
+
+def scores_by_round(folder: Path, column: Column) -> dict[int, float]:
+    """Return the column's score after each tested round of a run: of the central model, or the mean of sites."""
+    by_round: dict[int, list[float]] = {}
+    try:
+        with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+            for line in csv.DictReader(file):
+                node, one = line["node"], column.site if column.whose == "sites" else None
+                whose = node == one if one else (node == "central") == (column.whose == "central")
+                if whose and line.get(column.score):
+                    by_round.setdefault(int(line["round"]), []).append(float(line[column.score]))
+    except OSError:
+        return {}
+    return {number: float(np.mean(values)) for number, values in by_round.items()}
+
+
+def over_last_rounds(folder: Path, column: Column) -> float:
+    """Return the mean of the column's score over its last rounds; round 0 is before any training and never counts."""
+    curve = scores_by_round(folder, column)
+    last = sorted(number for number in curve if number)[-column.rounds :]
+    if len(last) < column.rounds or last[-1] - last[0] != column.rounds - 1:
+        raise ConfigError(
+            f"column {column.key}: {folder} was not tested after each of its last {column.rounds} rounds; "
+            'set report.evaluate = "rounds" for it'
+        )
+    return float(np.mean([curve[number] for number in last]))
 
 
 def _score(column: Column, scores: dict[str, float] | None) -> float:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedstill.common.config import NAME, ConfigError, RunConfig
 from fedstill.common.config.files import check, merged, read_merged_values, read_values, resolve_run
 from fedstill.experiments.compare import grid
+from fedstill.experiments.compare.columns import Column
 from fedstill.experiments.compare.grid import Combination
 from fedstill.experiments.compare.tables import Settings, Table, TableConfig, source
 from fedstill.strategies import find_method
@@ -86,8 +87,12 @@ class TableFile:
                 "or leave the table out of the file's own `only`"
             )
         configs = {row: self.run(combination, row) for row in rows}
+        settings = self.settings(combination)
+        for row, config in configs.items():
+            if reason := _untested(config, settings.columns):
+                raise ConfigError(f"{source(self.path, combination, row)}:\n  {reason}")
         titles = {row: self.contents.rows[row].title or row for row in rows}
-        return Table(self._name(combination), self.path, combination, self.settings(combination), titles, configs)
+        return Table(self._name(combination), self.path, combination, settings, titles, configs)
 
     def run(self, combination: Combination, row: str, overrides: Iterable[str] = ()) -> RunConfig:
         """Return a row's run: [base], then the values of the axes, then the row."""
@@ -236,6 +241,16 @@ def load_row(path: Path, row: str | None, only: Iterable[str] = (), overrides: I
         raise ConfigError(f"{source(path, combination)}:\n  --row: {fault}; rows: {known}")
     seed = file.settings(combination).seeds[0]
     return file.run(combination, row, [f"seed={seed}", *overrides])
+
+
+def _untested(config: RunConfig, columns: list[str]) -> str:
+    """Return why a row's run will lack a mean of last rounds; empty if it has all."""
+    for column in map(Column, columns):
+        if column.rounds > config.rounds:
+            return f"rounds: {config.rounds} are fewer than column {column.key} is a mean of"
+        if column.rounds > 1 and config.report.evaluate == "end":
+            return f'report.evaluate: column {column.key} needs a test after every round; set "rounds"'
+    return ""
 
 
 def _name_of(path: Path) -> str:

@@ -41,7 +41,8 @@ class Settings(Section):
             if not Column(key).is_known:
                 raise ValueError(
                     f"{key!r} is no column; write central.SCORE, centralized.SCORE, sites.SCORE, sites.NAME.SCORE, "
-                    f"alone.SCORE or own.NAME.SCORE, such as central.accuracy, or one of {', '.join(COSTS)}"
+                    f"alone.SCORE or own.NAME.SCORE, such as central.accuracy or "
+                    f"central.accuracy@last5, or one of {', '.join(COSTS)}"
                 )
         return columns
 

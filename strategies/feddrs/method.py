@@ -29,13 +29,19 @@ if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 ALL: tuple[Kind, ...] = ("random", "target", "adversary")
-KINDS: dict[str, tuple[Kind, ...]] = {"mixed": ALL, "adversary_only": ("adversary",), "post_only": ALL}
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "mixed": ALL,
+    "random_only": ("random",),
+    "target_only": ("target",),
+    "adversary_only": ("adversary",),
+    "post_only": ALL,
+}
 
 
 class FedDRSParams(Params):
     """`sample_rate` is the step of one sample down its own loss; a loss that is a mean over the batch has less."""
 
-    variant: Literal["mixed", "adversary_only", "post_only"] = "mixed"
+    variant: Literal["mixed", "random_only", "target_only", "adversary_only", "post_only"] = "mixed"
     local_epochs: int = Field(5, ge=1)
     participation: float = Field(0.8, gt=0, le=1)
     optimizer: Literal["adamw", "adafactor", "adafactor_unscaled"] = "adamw"
@@ -44,6 +50,7 @@ class FedDRSParams(Params):
     iterations: int = Field(1, ge=1)  # I
     post_iterations: int = Field(3, ge=0)  # I*
     lambda_: float = Field(0.1, ge=0, alias="lambda")
+    adversary: Literal["ce", "kl"] = "ce"  # what lambda pushes up: the student's CE, or its KL from the teacher
     post_lambda: float | None = Field(None, ge=0)  # of post-processing, if it is not the same
     start: Literal["rows", "gaussian"] = "rows"
     sample_steps: int = Field(100, ge=0)
@@ -91,7 +98,7 @@ class FedDRS(Method):
 
     def prepare(self, fed: Federation) -> None:
         p = self.p
-        sampling = Sampling(p.pseudo_texts, p.pseudo_length, p.start, p.sample_steps, p.sample_rate)
+        sampling = Sampling(p.pseudo_texts, p.pseudo_length, p.start, p.sample_steps, p.sample_rate, p.adversary)
         self.fed, self.sampler = fed, Sampler(fed.central.learner.model, sampling)
         self.trained: set[str] = set()  # who has ever taken part
 

@@ -29,13 +29,14 @@ class PseudoTexts:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many, how long, where they start, and how far they go."""
+    """How many, how long, where they start, how far they go, and what an adversary pushes up."""
 
     texts: int
     length: int
     start: Literal["rows", "gaussian"]
     steps: int
     rate: float
+    adversary: Literal["ce", "kl"] = "ce"
 
 
 class Sampler:
@@ -54,9 +55,10 @@ class Sampler:
         """A batch of one kind, with the uploaded model's embeddings and labels drawn from its site's histogram."""
         teacher, student = self.teacher.from_embeddings, self.student.eval().from_embeddings
         labels = pseudo.draw_labels(torch.from_numpy(np.array(gamma)), self.how.texts).to(self.teacher.device)
+        adversary = pseudo.adversary_loss if self.how.adversary == "ce" else pseudo.adversary_loss_kl
         losses: dict[Kind, Callable[[Tensor], Tensor]] = {
             "target": lambda theta: pseudo.target_loss(teacher, theta, labels),
-            "adversary": lambda theta: pseudo.adversary_loss(teacher, student, theta, labels, strength),
+            "adversary": lambda theta: adversary(teacher, student, theta, labels, strength),
         }
         theta = self._start()
         if kind in losses:

@@ -26,6 +26,7 @@ Small = Callable[..., RunConfig]
 SAME = "sites.south.model=tiny-bert"
 TINY = ("method.pseudo_texts=4", "method.pseudo_length=5", "method.sample_steps=3", "method.participation=1.0")
 THREE = 'sites=[{name="a",model="tiny-bert"},{name="b",model="tiny-bert"},{name="c",model="tiny-bert"}]'
+ONE_KIND = ("random_only", "target_only", "adversary_only")
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 
@@ -50,7 +51,7 @@ def mean_of(states: list[dict[str, np.ndarray]], weights: list[float]) -> dict[s
 # --- FedDRS --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["mixed", "adversary_only", "post_only"])
+@pytest.mark.parametrize("variant", ["mixed", "random_only", "target_only", "adversary_only", "post_only"])
 def test_feddrs_is_the_plain_mean_corrected_by_every_model(federation: Make, small: Small, variant: str) -> None:
     changes = [
         *("method.name=feddrs", *QUICK, SAME, *TINY, "method.optimizer=adamw", "method.lambda=0.4", "seed=3"),
@@ -81,7 +82,7 @@ def test_feddrs_is_the_plain_mean_corrected_by_every_model(federation: Make, sma
         f_k = node.learner.model.eval().net
         gamma = torch.bincount(node.labels, minlength=2).float()
         with student.at(1, stage, 0, node.name):
-            for kind in ("adversary",) if variant == "adversary_only" else ("random", "target", "adversary"):
+            for kind in (variant[:-5],) if variant in ONE_KIND else ("random", "target", "adversary"):
                 labels = torch.multinomial(gamma, 4, replacement=True)
                 theta = f_k.bert.embeddings.word_embeddings.weight[torch.randint(6000, (4, 5))].detach()
                 for _ in range(0 if kind == "random" else 3):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.common.data.tasks import SITE_SETS, TASKS
-from fedstill.experiments.compare.columns import COSTS
+from fedstill.experiments.compare.columns import COSTS, Column
 from fedstill.experiments.compare.table_file import find_tables, read_tables
 from fedstill.experiments.compare.tables import Table
 from fedstill.strategies import METHODS, find_method
@@ -51,7 +51,7 @@ def test_every_table_names_its_rows_and_scores(file: Path) -> None:
             for site in config.sites for score in SCORES
         }  # fmt: skip
         for column in settings.columns:
-            whose, _, score = column.rpartition(".")
+            whose, score = column.rpartition(".")[0], Column(column).score
             known = {"central": SCORES | by_domain, "sites": SCORES}.get(whose, ())
             assert whose.startswith("own.") or score in known or column in COSTS, column
             assert not whose.startswith("own.") or any(
@@ -66,9 +66,9 @@ def test_every_table_names_its_rows_and_scores(file: Path) -> None:
             assert f"central.{TASKS[task].metric}" == settings.columns[0]
 
 
-def test_the_tables_of_five_papers_are_73_with_folders_of_their_own_in_few_files() -> None:
+def test_the_tables_of_five_papers_are_74_with_folders_of_their_own_in_few_files() -> None:
     names = [one.name for file in FILES for one in tables(file)]
-    assert len(names) == len(set(names)) == 73
+    assert len(names) == len(set(names)) == 74
     assert len(list(ROOT.rglob("*.toml"))) <= 40
     assert {"fedid-homogeneous-sst2-alpha1", "feddrs-roberta-alpha0.05", "adafd-small-global", "atc-small"} <= set(
         names
@@ -111,6 +111,15 @@ def test_fedid_is_at_the_papers_settings() -> None:
 def test_feddrs_has_a_client_for_each_task_where_tasks_are_not_mixed() -> None:
     clients = {name: len(table(f"feddrs-{name}").rows["fedavg"].sites) for name in ("t5-alpha0", "roberta-alpha0.5")}
     assert clients == {"t5-alpha0": 8, "roberta-alpha0.5": 20}
+
+
+def test_feddrs_reports_the_last_five_rounds_and_each_kind_of_pseudo_text() -> None:
+    assert [column.rounds for column in table("feddrs-roberta-alpha0").columns] == [5, 5]
+    one = table("feddrs-sampling")
+    variants = {row: find_method(config.method)[1].model_dump()["variant"] for row, config in one.rows.items()}
+    assert variants.pop("fedavg") == "post_only"
+    assert set(variants.values()) == {"random_only", "target_only", "adversary_only", "mixed"}
+    assert {config.rounds for config in one.rows.values()} == {1}
 
 
 def test_atc_deals_each_data_set_to_its_clients() -> None:

@@ -153,6 +153,37 @@ def test_a_column_that_no_run_has_says_which_scores_there_are(file: Path, tmp_pa
         markdown(measured(file, tmp_path / "out", ours=[0.7, 0.8, 0.9]))
 
 
+def test_a_mean_of_the_last_rounds_leaves_out_the_rest(file: Path, tmp_path: Path) -> None:
+    file.write_text(TABLE.replace("central.accuracy", "central.accuracy@last2").replace("rounds = 1", "rounds = 3"))
+    results = measured(file, tmp_path / "out", ours=[0.9])
+    lines = ["round,node,accuracy", *(f"{number},central,{number / 10}" for number in range(4)), "3,north,0.9"]
+    metrics = run_folder(tmp_path / "out", "ours", 1) / "metrics.csv"
+    metrics.write_text("\n".join(lines))
+    (column, *_) = results.table.columns
+    assert column.title == "accuracy, central model, mean of the last 2 rounds"
+    assert results.values("ours", column) == {1: pytest.approx(0.25)}
+    assert results.table.paper("ours", column) == 80
+    metrics.write_text("\n".join([*lines[:2], lines[4]]))  # tested at the end alone
+    with pytest.raises(ConfigError, match=r"was not tested after each of its last 2 rounds; set report\.evaluate"):
+        results.values("ours", column)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("@last2", "@last4"), "row ds-fl:\n  rounds: 3 are fewer than column central.accuracy@last4 is a mean of"),
+        (("[rows.ds-fl]\n", '[rows.ds-fl]\nreport.evaluate = "end"\n'), "row ds-fl:\n  report.evaluate: column"),
+        (("@last2", "@first2"), "'central.accuracy@first2' is no column"),
+        (("central.accuracy@last2", "alone.accuracy@last2"), "'alone.accuracy@last2' is no column"),
+    ],
+)
+def test_a_mean_of_rounds_that_no_run_has_is_refused(file: Path, change: tuple[str, str], reason: str) -> None:
+    text = TABLE.replace("central.accuracy", "central.accuracy@last2").replace("rounds = 1", "rounds = 3")
+    file.write_text(text.replace(*change))
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        read_table(file)
+
+
 def test_the_report_needs_nothing_beside_itself(file: Path, tmp_path: Path) -> None:
     file.write_text(TABLE.replace('"A table"', "\"<i>A & B</i> 'https://example.org'\""))
     results = measured(file, tmp_path / "out", ours=[0.7, 0.8, 0.9], mhat=[0.6, 0.7, 0.6])

@@ -55,6 +55,8 @@ def test_losses_are_equations_6_to_8_written_out(two: tuple[TextModel, TextModel
     assert float(pseudo.target_loss(f_k, theta, labels).detach()) == pytest.approx(ce_teacher, abs=1e-5)
     adversary = pseudo.adversary_loss(f_k, f_s, theta, labels, 0.3)
     assert float(adversary.detach()) == pytest.approx(ce_teacher - 0.3 * ce_student, abs=1e-5)
+    other = pseudo.adversary_loss_kl(f_k, f_s, theta, labels, 0.3)
+    assert float(other.detach()) == pytest.approx(ce_teacher - 0.3 * kl, abs=1e-5)
     told = pseudo.teacher_says(f_k, theta, labels)
     assert float(pseudo.pseudo_distillation(f_s, theta, labels, told).detach()) == pytest.approx(kl, abs=1e-5)
 
@@ -107,6 +109,22 @@ def test_adversary_samples_are_right_for_the_teacher_and_worse_for_the_student(
     assert right(student, adversary) < right(student, target)
     assert ce(student, adversary) > max(ce(student, target), ce(teacher, adversary))
     assert torch.allclose(adversary.said, teacher.from_embeddings(adversary.theta, adversary.labels)[0].softmax(-1))
+
+
+def test_the_kld_adversary_drives_teacher_and_student_apart(two: tuple[TextModel, TextModel]) -> None:
+    teacher, student = two
+    apart = {}
+    for adversary in ("ce", "kl"):
+        sampler = Sampler(student, Sampling(16, 12, "rows", 60, 0.1, adversary))  # type: ignore[arg-type]
+        sampler.load({name: value.numpy() for name, value in teacher.trainable_state().items()})
+        for strength in (0.0, 0.5):
+            with torch.random.fork_rng():
+                torch.manual_seed(1)
+                made = sampler.sample("adversary", np.array([5, 5]), strength)
+            apart[adversary, strength] = (made.theta, float(sampler.loss([made]).detach()))
+    assert torch.equal(apart["ce", 0.0][0], apart["kl", 0.0][0])  # without strength both are eq. 6
+    assert not torch.equal(apart["ce", 0.5][0], apart["kl", 0.5][0])
+    assert apart["kl", 0.5][1] > apart["kl", 0.0][1]
 
 
 def test_labels_follow_the_histogram_and_random_samples_are_rows_of_the_table(
