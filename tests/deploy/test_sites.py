@@ -157,7 +157,12 @@ def test_a_registered_site_takes_part_and_a_stranger_is_refused(tmp_path: Path, 
         assert summary["status"] == "finished"
         assert list(summary["sites"]) == ["north"]
         sent = json.loads((tmp_path / "north/state/north/sent.json").read_text())
-        assert 0.5 < sent["runs"][run.name] / summary["sites"]["north"]["bytes_up"] < 1.6
+        left = [json.loads(line) for line in (tmp_path / "north/state/north/ledger.jsonl").read_text().splitlines()]
+        answers = [line for line in left if "arrays" in line]
+        assert sent["runs"][run.name] == sum(line["bytes"] for line in answers)
+        arrays = sum(kind["bytes"] for line in answers for kind in line["arrays"].values())
+        travelled = summary["sites"]["north"]["bytes_up"]
+        assert arrays < travelled < arrays + 128 * len(answers)  # the rest is heads
         here.fedstill("keys", "new", str(tmp_path / "north/next.key"))
         here.fedstill("keys", "rotate", str(tmp_path / "north/next.key.pub"), "north")
         keys = [read_key(tmp_path / "north" / name) for name in ("site.key", "next.key")]
