@@ -1,19 +1,20 @@
 """Evenhand, our own: no site's habits count as knowledge, and its weight is what it knows of texts that it sees blind.
 
 1. *Even training.* A site whose texts are mostly of one class learns that class's frequency along with the words.
-   Each site's loss is CE(z + log pi_k - log pi): with its own frequencies pi_k added and the federation's pi taken
-   away, z is what the site would say of texts in the federation's mix (logit adjustment, Menon et al. 2021). pi_k
-   stays at the site.
+   Each site's loss is CE(z + e (log pi_k - log pi)): with its own frequencies pi_k added and the federation's pi
+   taken away, z is what the site would say of texts in the federation's mix (logit adjustment, Menon et al. 2021).
+   At e = 1/2 half of the habit is left: a class that is rare at a site is learned from few texts. pi_k stays there.
 2. *Blind weights.* The server's labelled texts stand unmarked among the public ones (`data.blind`). The weights of
    z = sum_k w_k z_k are those that predict their labels best; a weight can fall to 0, and their sum is a temperature.
-3. *Soft mutual distillation.* Central model and sites learn softmax(z) on all public texts, the central model also the
-   labels that the server has.
+3. *Memory.* m <- z/2 + m/2 over the rounds: sites that train on few texts waver, and their mean with them.
+4. *Sure mutual distillation.* Central model and sites learn softmax(m / T) at T = 1/2 on all public texts, the central
+   model also the labels that the server has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -33,16 +34,19 @@ from fedstill.strategies.verbs import NOTHING, site_verb
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node
+    from fedstill.common.checkpoint import Nested
     from fedstill.server.federation import Federation
 
 
 class EvenhandParams(Params):
     """Each part can be left out, for ablations."""
 
-    even: bool = True  # part 1
+    even: float = Field(0.5, ge=0, le=1)  # part 1: the share of a site's habit that is taken away
     weights: Literal["blind", "size", "uniform"] = "blind"  # part 2
     ridge: float = Field(1.0, ge=0)  # pull of blind weights towards size weights, in units of one labelled text
     labels: float = Field(0.5, ge=0, le=1)  # share of the true label in the central model's targets, where it is known
+    memory: float = Field(0.5, ge=0, lt=1)  # part 3: the share of what was remembered
+    temperature: float = Field(0.5, gt=0)  # part 4: below 1, what is taught is surer than the ensemble
     teach: bool = True  # whether sites learn from the ensemble too
     distill_epochs: int = Field(3, ge=1)
 
@@ -54,6 +58,7 @@ class EvenTrain(Message):
     epochs: int
     practice: Practice
     mix: np.ndarray
+    even: float
 
 
 class Evenhand(Method):
@@ -67,6 +72,7 @@ class Evenhand(Method):
     p: EvenhandParams
 
     def prepare(self, fed: Federation) -> None:
+        self.remembered: Matrix | None = None
         if self.p.weights == "blind" and not len(fed.central.blind):
             raise ValueError(
                 "evenhand weighs sites by what they say of the server's labelled texts: set data.blind = true and "
@@ -78,20 +84,34 @@ class Evenhand(Method):
         trained = yield self.train_evenly(fed)  # part 1
         replies = yield ask_predictions(fed, rows, names(trained))
         z = mean_predictions(logits_of(replies), self.site_weights(fed, replies))  # part 2
-        y = softmax(z)
+        y = self.taught(z)  # part 3
         practice = self.practice(fed)
-        loss = fed.central.distil(rows, self.with_labels(fed, y), "soft", self.p.distill_epochs, practice)  # part 3
+        loss = fed.central.distil(rows, self.with_labels(fed, y), "soft", self.p.distill_epochs, practice)  # part 4
         if self.p.teach:
             practice = replace(practice, dropout=self.p.distill_dropout)
             yield distil.ask(Distil(rows, y, "soft", self.p.distill_epochs, practice), to=names(replies))
         return {"loss": loss}
+
+    def taught(self, z: Matrix) -> Matrix:
+        """Part 3: the ensemble with what is remembered of earlier rounds, at its temperature."""
+        last = z if self.remembered is None else self.remembered
+        self.remembered = self.p.memory * last + (1 - self.p.memory) * z
+        return softmax(self.remembered / self.p.temperature)
+
+    def state(self) -> Nested:
+        """Return what is remembered."""
+        return {} if self.remembered is None else {"remembered": self.remembered}
+
+    def load_state(self, state: Nested) -> None:
+        """Restore what `state` returned."""
+        self.remembered = cast("Matrix | None", state.get("remembered"))
 
     def train_evenly(self, fed: Federation) -> Ask:
         """Part 1: pi is the mix of the server's labels, or equal shares where it has none."""
         mix = np.empty(0, np.float32)
         if self.p.even:
             mix = log_shares(np.bincount(fed.central.labels.numpy(), minlength=fed.central.classes))
-        return even_training.ask(EvenTrain(self.p.local_epochs, self.practice(fed), mix))
+        return even_training.ask(EvenTrain(self.p.local_epochs, self.practice(fed), mix, self.p.even))
 
     def site_weights(self, fed: Federation, replies: list[Reply]) -> dict[str, float]:
         """Part 2, or plain weights."""
@@ -122,7 +142,7 @@ def even_training(site: Node, task: EvenTrain) -> Trained:
     shift = torch.zeros(len(site.task.labels))
     if task.mix.size:
         own = log_shares(np.bincount(site.labels.cpu().numpy(), minlength=len(site.task.labels)))
-        shift = torch.from_numpy(own - task.mix)
+        shift = torch.from_numpy(task.even * (own - task.mix))
     shift = shift.to(site.labels.device, site.learner.model.dtype)
     losses = site.train_privately(
         task.epochs, task.practice, lambda logits, places: cross_entropy(logits + shift, site.labels[places])

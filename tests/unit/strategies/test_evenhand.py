@@ -68,3 +68,13 @@ def test_the_server_mixes_its_labels_into_the_targets_where_it_knows_them() -> N
     made = Evenhand(EvenhandParams(labels=0.5))
     np.testing.assert_allclose(made.with_labels(Fed(), y), [[0.75, 0.25], [0.5, 0.5], [0.25, 0.75]])
     assert Evenhand(EvenhandParams(labels=0.0)).with_labels(Fed(), y) is y
+
+
+def test_what_is_taught_remembers_earlier_rounds_and_is_surer() -> None:
+    z, made = np.array([[2.0, 0.0]], np.float32), Evenhand(EvenhandParams(memory=0.5, temperature=0.5))
+    made.remembered = None
+    np.testing.assert_allclose(made.taught(z), [[1 / (1 + np.exp(-4)), 1 / (1 + np.exp(4))]], rtol=1e-6)
+    again = Evenhand(EvenhandParams(memory=0.5, temperature=0.5))
+    again.load_state(made.state())
+    for one in (made, again):  # a resumed run remembers the same
+        np.testing.assert_allclose(one.taught(-z), [[0.5, 0.5]], rtol=1e-6)  # half of (2, 0) and half of (-2, 0)
