@@ -83,7 +83,7 @@ def learning_curves(results: Results) -> tuple[Figure, str]:
             curves[row] = runs
     if not curves:
         raise NoPicture("No finished run has scores by round for the table's first column.")
-    figure, axes = _figure(7.2, 4.0)
+    figure, axes = figure_of(7.2, 4.0)
     for row, runs in curves.items():
         rounds = sorted(set.intersection(*(set(run) for run in runs)))
         values = np.array([[run[number] for number in rounds] for run in runs])
@@ -171,7 +171,7 @@ def confidence(results: Results) -> tuple[Figure, str]:
                 colours.append(COLOURS[0] if who == "central" else "#bbbbbb")
     if not boxes:
         raise NoPicture(_why_no_outputs(results))
-    figure, axes = _figure(7.2, 0.9 + 0.24 * len(boxes))
+    figure, axes = figure_of(7.2, 0.9 + 0.24 * len(boxes))
     shown = axes.boxplot(
         boxes[::-1],
         orientation="horizontal",
@@ -266,7 +266,7 @@ def bytes_and_score(results: Results) -> tuple[Figure, str]:
             points[row] = (float(np.mean(sums)), spread)
     if not points or column is None:
         raise NoPicture("No row has all of its seeds yet.")
-    figure, axes = _figure(7.2, 4.0)
+    figure, axes = figure_of(7.2, 4.0)
     for place, (row, (cost, spread)) in enumerate(sorted(points.items(), key=lambda point: point[1][0])):
         style = _look(results, row)
         bar = spread.deviation or 0.0
@@ -376,7 +376,8 @@ def _look(results: Results, row: str) -> dict[str, Any]:
     return {"color": COLOURS[place % len(COLOURS)], "linestyle": "-" if place < len(COLOURS) else "--"}
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+def figure_of(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure of this size in inches with one panel."""
     figure = Figure(figsize=(width, height))
     return figure, figure.subplots()
 

@@ -134,6 +134,10 @@ class TableFile:
         for key in ("baselines", "bounds"):
             self._check_names(key, shown[key], self.contents.rows)
             shown[key] = [row for row in shown[key] if row in rows]
+        for name, claim in shown["claims"].items():
+            self._check_names(f"claims.{name}", [claim.first, *filter(None, [claim.second])], self.contents.rows)
+            scores = [column for column in shown["columns"] if Column(column).is_score]
+            self._check_names(f"claims.{name}.column", filter(None, [claim.column]), scores, "score of this table")
         for key in ("title", "caption"):
             shown[key] = grid.filled(shown[key], titles, f"{self.path}:\n  {key}")
         shown["paper"] = self._paper(combination, shown["columns"], rows)
@@ -218,6 +222,11 @@ def read_tables(path: Path, only: Iterable[str] = ()) -> list[Table]:
     file = read_file(path)
     chosen = grid.chosen(file.combinations, list(only), file.contents.grid, str(path))
     return [file.table(combination) for combination in chosen]
+
+
+def family_name(path: Path) -> str:
+    """Return the name that the run folders of a file's tables begin with."""
+    return read_file(path).contents.name or _name_of(path)
 
 
 def load_row(path: Path, row: str | None, only: Iterable[str] = (), overrides: Iterable[str] = ()) -> RunConfig:

@@ -15,6 +15,17 @@ from fedstill.experiments.compare.columns import COSTS, Column
 from fedstill.experiments.compare.grid import Combination
 
 
+class Claim(Section):
+    """[claims.NAME]: a row that should be above another, asked of every table of the file that has both."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    says: str = Field(min_length=1)  # the claim in words
+    first: str
+    second: str | None = None  # by default each table's best baseline
+    column: str | None = None  # by default the table's first score
+
+
 class Settings(Section):
     """What a table shows, over which seeds; in a file with a [grid], of all its tables."""
 
@@ -26,6 +37,7 @@ class Settings(Section):
     columns: list[str] = Field(["central.accuracy"], min_length=1)  # the first one orders the rows
     baselines: list[str] = Field([])  # the other rows are tested against the best of them
     bounds: list[str] = Field([])  # shown, but not competing: neither best nor part of the order
+    claims: dict[str, Claim] = Field({})  # what is tested over all tables of the file
 
     @field_validator("seeds")
     @classmethod

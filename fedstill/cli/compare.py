@@ -102,11 +102,26 @@ def compare(
             print(page)
         elif not as_json:
             _show(results, page)
+    for file in dict.fromkeys(one.table.file for one in all_results):
+        _claims([one for one in all_results if one.table.file == file], runs / "compare", shown=not (as_json or quiet))
     if as_json:
         facts = [results.facts() for results in all_results]
         print(json.dumps(facts[0] if len(facts) == 1 else facts, indent=1))
     if any(results.failed for results in all_results):
         raise typer.Exit(1)
+
+
+def _claims(family: list[Results], place: Path, shown: bool) -> None:
+    """Write what the tables of one file say of its claims, and print it."""
+    from fedstill.experiments.compare.claims import write_claims
+    from fedstill.experiments.compare.table_file import family_name
+
+    folder = place / f"{family_name(family[0].table.file)}-claims"
+    found = write_claims(family, folder)
+    for one in found if shown else ():
+        out.print(f"{one.claim.says}: {one.verdict}", markup=False)
+    if found and shown:
+        out.print(f"Claims: {folder / 'claims.md'}", markup=False)
 
 
 def _run(table: Table, place: Path, on: On, jobs: int, rows: str, keep_models: bool, reuse: Path | None) -> None:
