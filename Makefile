@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable fuzz soak soak-short lint types tree check \
-	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-scale bench-path bench-models bench-features bench-defaults screen pretrain clean bench-first bench-start bench-wan
+	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-scale bench-path bench-models bench-features bench-defaults pretrain clean results-fedid results-adafd results-sinkhorn results-evenhand results-atc results-feddrs bench-first bench-start bench-wan
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -147,8 +147,25 @@ bench-features: $(READY) ## a FedID round on cached features beside whole models
 bench-defaults: $(READY) ## default settings on 4 families x 6 tasks x 3 methods, with texts from ../shared/data; resumes; writes experiments/bench/defaults.json
 	$(BIN)/python experiments/bench/defaults.py
 
-screen: $(READY) ## our methods and the papers' on cached features, 20 paired seeds a task; hours, resumes; tables in runs/compare
-	FEDSTILL_DATA=$${FEDSTILL_DATA:-../shared/data} $(BIN)/fedstill compare experiments/screen/methods.toml
+# One command a page of docs/results: it runs what is missing (hours; it resumes) and writes tables, claims and pictures to runs/compare.
+COMPARE = FEDSTILL_DATA=$${FEDSTILL_DATA:-../shared/data} $(BIN)/fedstill compare
+results-fedid: $(READY) ## the tables of docs/results/fedid.md: 20 paired seeds on cached features, all methods that exchange predictions
+	$(COMPARE) experiments/screen/methods.toml
+
+results-adafd: results-fedid ## those of docs/results/adafd.md: the same, and two rounds
+	$(COMPARE) experiments/screen/adafd.toml
+
+results-sinkhorn: $(READY) ## those of docs/results/sinkhorn.md
+	$(COMPARE) experiments/screen/sinkhorn.toml
+
+results-evenhand: results-fedid ## those of docs/results/evenhand.md: the same, its parts, and whole models
+	$(COMPARE) experiments/screen/ablation.toml --reuse
+	$(COMPARE) experiments/screen/confirm.toml
+
+results-atc: bench-atc ## those of docs/results/atc.md
+
+results-feddrs: bench-feddrs ## those of docs/results/feddrs.md
+	$(COMPARE) experiments/feddrs/small
 
 pretrain: $(READY) ## distil MiniLM into the four small models of common/models/weights, with texts from ../shared/data; hours
 	$(BIN)/python experiments/pretraining/distil.py

@@ -95,7 +95,7 @@ def write_claims(family: Sequence[Results], out: Path) -> list[Finding]:
     found = [one for one in findings(family) if one.evidence]
     if found:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "claims.md", markdown(found))
+        write_atomically(out / "claims.md", markdown(found) + f"\n{_cost(family)}\n")
         write_atomically(out / "claims.json", json.dumps([_facts(one) for one in found], indent=1) + "\n")
         for one in found:
             forest(one, out / f"forest-{one.name}.png")
@@ -129,6 +129,11 @@ def markdown(found: Iterable[Finding]) -> str:
         if one.untold:
             lines += ["", f"Not finished: {', '.join(one.untold)}."]
     return "\n".join(lines) + "\n"
+
+
+def _cost(family: Iterable[Results]) -> str:
+    done = [run["done"] for results in family for row in results.rows.values() for run in row.summaries.values()]
+    return f"{len(done)} runs, {sum(run.get('cpu_seconds', 0.0) for run in done) / 60:.0f} CPU minutes."
 
 
 def _overall(one: Finding) -> str:
