@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
 
 from fedstill.common.config import ConfigError, ModelConfig, SiteTask
 from fedstill.common.config.files import check, load_run
@@ -78,6 +79,29 @@ def test_encoder_and_decoder_begin_as_the_encoder_and_masks_meet_the_word_vector
     normed = torch.nn.functional.layer_norm(bent, (128,), state["mlm.norm.weight"], state["mlm.norm.bias"])
     expected = normed @ state[f"encoder.{words}"].T + state["mlm.bias"]
     assert torch.allclose(bert.tokens(hidden), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_the_mlm_head_is_the_checkpoints_where_it_has_one(family: str, tmp_path: Path) -> None:
+    """A masked language model as transformers saves it: its own logits come out; without a head, a new one is drawn."""
+    plain = load_mixed(ModelConfig(name=f"tiny-{family}"), 2, 5)
+    settings = plain.net.encoder.config
+    torch.manual_seed(3)
+    theirs = AutoModelForMaskedLM.from_config(settings).eval()
+    for name, value in theirs.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(value)  # zeros would agree with a new head's
+    theirs.save_pretrained(tmp_path)
+    plain.tokenizer.save_pretrained(tmp_path)
+    ours = load_mixed(ModelConfig(name=str(tmp_path)), 2, 5).eval()
+    batch = ours.encode(["a good film .", "the best of them"]).batch([0, 1])
+    with torch.inference_mode():
+        wanted, found = theirs(**batch).logits, ours.tokens(ours.states(batch))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    theirs.base_model.save_pretrained(tmp_path)  # the encoder alone
+    heads = [load_mixed(ModelConfig(name=str(tmp_path)), 2, seed).mlm.dense.weight for seed in (5, 5, 6)]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])  # drawn from the seed
 
 
 def test_models_that_cannot_write_are_refused() -> None:
