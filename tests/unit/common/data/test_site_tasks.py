@@ -51,6 +51,32 @@ def test_a_long_passage_has_windows_that_overlap_and_the_span_is_the_answer(bert
     del bert.span_scores
 
 
+def test_a_question_without_an_answer_is_learned_and_said_at_the_first_token(bert: MixedModel, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"question": "who met bob", "context": "ann met bob", "answer": "ann"},
+        {"question": "who met eve", "context": "ann met bob", "answer": []},
+        {"question": "where was it", "context": "ann met bob", "answer": ""},
+    ]
+    file = write(tmp_path / "a.jsonl", rows)
+    work = Work(SiteTask(kind="question-answering", train=file, test=file), 1)
+    assert [item.answers for item in work.train] == [("ann",), ("",), ("",)]
+    windows = Windows(bert, work.task, work.train)
+    assert [span.tolist() for span in windows.spans()] == [[5, 5], [0, 0], [0, 0]]  # [CLS] who met bob [SEP] ann ...
+    # windows score 2 a side for `ann`, and for the first token 1, 3 and 2: more than for the span only in the second
+    tops = iter([torch.tensor([1.0, 3.0, 2.0])])
+
+    def scores(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        made = torch.zeros(*inputs["input_ids"].shape, 2)
+        made[:, 5], made[:, 0] = 2.0, next(tops)[:, None]
+        return made
+
+    bert.span_scores = scores  # type: ignore[method-assign, assignment]
+    assert work.scores(bert) == {"exact_match": pytest.approx(2 / 3), "f1": pytest.approx(2 / 3)}
+    tops = iter([torch.tensor([1.0, 3.0, 2.0])])
+    assert windows.answers(bert) == ["ann", "ann", "ann"]  # where every question has an answer, one is always given
+    del bert.span_scores
+
+
 def test_denoising_wants_the_text_as_it_was_and_mlm_leaves_special_tokens_alone(bert: MixedModel) -> None:
     texts = bert.encode(["a good film . the best . i saw", "bad ."])
     rng = np.random.default_rng(1)
