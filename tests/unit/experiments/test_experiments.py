@@ -108,6 +108,21 @@ def test_fedid_is_at_the_papers_settings() -> None:
     assert "fedid-exact" not in one.settings.paper
 
 
+@pytest.mark.parametrize("paper", ["fedid", "adafd"])
+def test_fedkd_and_dsfl_are_those_of_the_table_they_stand_in(paper: str) -> None:
+    rows = [
+        find_method(config.method)[1].model_dump()
+        for file in FILES if file.relative_to(ROOT).parts[0] == paper
+        for one in tables(file) for config in one.rows.values() if config.method.name in ("fedkd", "ds-fl")
+    ]  # fmt: skip
+    assert len(rows) >= 12
+    assert {params["weights"] for params in rows} == {"size"}
+    assert {params["loss"] for params in rows if "loss" in params} == {{"fedid": "mse", "adafd": "kl"}[paper]}
+    assert {params["class_weights"] for params in rows if "loss" in params} == {False}
+    sharpened = {(params["era_input"], params["target"]) for params in rows if "era_input" in params}
+    assert sharpened == {("logits", {"fedid": "hard", "adafd": "soft"}[paper])}
+
+
 def test_feddrs_has_a_client_for_each_task_where_tasks_are_not_mixed() -> None:
     clients = {name: len(table(f"feddrs-{name}").rows["fedavg"].sites) for name in ("t5-alpha0", "roberta-alpha0.5")}
     assert clients == {"t5-alpha0": 8, "roberta-alpha0.5": 20}
