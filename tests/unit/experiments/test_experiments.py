@@ -75,6 +75,24 @@ def test_the_tables_of_five_papers_are_74_with_folders_of_their_own_in_few_files
     )
 
 
+def test_no_small_table_reports_a_seed_that_settings_were_chosen_with() -> None:
+    small = [*(file for file in FILES if "small" in file.parts), *find_tables(ROOT / "screen")]
+    assert len(small) >= 14
+    for file in small:
+        for one in tables(file):
+            assert min(one.settings.seeds) > 8, one.name
+
+
+def test_sites_of_all_methods_step_towards_others_by_one_rule() -> None:
+    """No small table sets a rate for a site's distillation, which would be right for one method only."""
+    for file in FILES:
+        if file.relative_to(ROOT).parts[0] in ("fedid", "adafd") and "small" in file.parts:
+            for one in tables(file):
+                for config in one.rows.values():
+                    assert config.train.learning_rate is None
+                    assert {(site.learning_rate, site.distill_rate) for site in config.sites} == {(None, None)}
+
+
 def test_every_method_of_each_papers_main_table_has_a_row() -> None:
     used = {
         paper: {
