@@ -321,8 +321,9 @@ def embeddings(results: Results) -> tuple[Figure, str]:
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(8, len(handles)), markerscale=2
     )
     caption = (
-        f"t-SNE of the central model's sentence embeddings (mean over tokens of the last layer) of up to {MOST_POINTS:,} "
-        "test texts, coloured by their true label, for each row's first finished seed. Distances between groups mean little."
+        f"t-SNE of the central model's sentence embeddings (mean over tokens of the last layer) of up to "
+        f"{MOST_POINTS:,} test texts, coloured by their true label, for each row's first finished seed. Distances "
+        "between groups mean little."
     )
     return figure, caption
 
