@@ -122,6 +122,27 @@ EVENTS: Mapping[str, Event] = {
             "classes": "by site: how often it puts each class first",
         },
     ),
+    "pseudo_labels": Event(
+        "What sites say of the public texts in one pass over them; of every method that exchanges predictions.",
+        {
+            **ROUND,
+            "pass": "number of the pass in its round, from 1",
+            "texts": "how many public texts were predicted",
+            "sites": "by site: share of its `largest` class; since its last pass, share of texts with another class "
+            "first (`changed`) and mean distance of its probabilities (`moved`, 0 to 1)",
+            "together": "`largest` of the sites' mean probabilities",
+        },
+    ),
+    "pseudo_label_accuracy": Event(
+        "How often these predictions are right; only where the public texts were cut from labelled ones.",
+        {
+            **ROUND,
+            "pass": "number of the pass in its round, from 1",
+            "texts": "how many public texts were predicted",
+            "sites": "accuracy by site",
+            "together": "accuracy of the sites' mean probabilities",
+        },
+    ),
     "checkpoint": Event("Server and sites saved a round.", {**ROUND, "path": "the server's file, in the run's folder"}),
     "ledgers": Event(
         "What each site's ledger had come to when the round was saved: `flower-client ledger verify` checks it.",

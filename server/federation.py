@@ -31,6 +31,7 @@ from fedstill.server.costs import Costs, by_formula
 from fedstill.server.diagnosis import Diagnosis
 from fedstill.server.link import Link, open_link
 from fedstill.server.observed import coordinator
+from fedstill.server.pseudo_labels import PseudoLabels
 from fedstill.server.pulse import Pulse
 from fedstill.server.record import Record, RunStopped
 from fedstill.server.results import Results, judged, scores_in
@@ -55,6 +56,7 @@ class Federation:
         if config.exchange.secure and (reason := self.method.why_no_sums()) is not None:
             raise ValueError(f"exchange.secure: {self.method.name} {reason}; choose another method, or secure = false")
         self.results, self.costs, self.diagnosis = Results(), Costs(), Diagnosis(self.central.classes)
+        self.pseudo = PseudoLabels(self.central.classes, len(self.central.public), self.central.texts.public_truth)
         self.pulse = Pulse(self.record, self.costs)
         self.number = 0  # of the round
         self.participants: tuple[str, ...] = ()
@@ -164,6 +166,10 @@ class Federation:
             findings = self.diagnosis.after_round(metrics, self.results.central(), self.results.sites())
             if self.diagnosis.agreement:
                 self.event("agreement", **self.diagnosis.agreement)
+            for facts, right in self.pseudo.after_round():
+                self.event("pseudo_labels", **facts)
+                if right is not None:
+                    self.event("pseudo_label_accuracy", **right)
             for finding in findings:
                 self.event("warning", **finding.facts())
             if self.results.privacy:
@@ -271,6 +277,8 @@ class Federation:
         check_reply(ask, reply)
         if not self.config.exchange.secure:
             self.diagnosis.observe([reply])
+            if "rows" in ask.arrays and "logits" in reply.arrays:
+                self.pseudo.observe(reply.node, ask.arrays["rows"], reply.arrays["logits"])
         return replace(reply, metrics={**reply.metrics, "texts": greeting["texts"]}) if verb.counts_texts else reply
 
     def _heard(self, reply: Reply) -> None:

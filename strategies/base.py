@@ -34,6 +34,8 @@ _NOT_BY_HOOKS = (
 # How both authors' programs of FedID and AdaFD train: a new AdamW and a rate that falls to zero in every call.
 FRESH = {"optimizer_state": "fresh", "schedule": "call"}
 FRESH_EACH_CALL = {**FRESH, "distill_dropout": True}
+# AdaFD's, where every epoch is a call.
+RESTARTING = {"optimizer_state": "fresh", "epoch_calls": True, "distill_dropout": True}
 
 
 class QuorumLost(RuntimeError):
@@ -48,6 +50,12 @@ class Params(Section):
     optimizer_state: Literal["persistent", "fresh"] = "persistent"
     schedule: Literal["constant", "call", "phase", "run"] = "constant"  # where the rate falls to zero
     distill_dropout: bool = False  # dropout while sites learn from others' predictions; the authors' programs have it
+
+
+class RestartingParams(Params):
+    """AdaFD's program, which calls itself anew for every epoch."""
+
+    epoch_calls: bool = False  # a new AdamW every epoch, whose rate falls by 1 / epochs and starts anew
 
 
 Made = TypeVar("Made")
@@ -164,6 +172,18 @@ class Method(Strategy):
     def aggregate_evaluate(self, *_: Any, **__: Any) -> MetricRecord | None:
         """Not how a Method works: see `start`."""
         raise NotImplementedError(_NOT_BY_HOOKS)
+
+
+class RestartingMethod(Method):
+    """A method whose calls may be epochs."""
+
+    p: RestartingParams
+
+    def calls(self, fed: Federation, epochs: int) -> list[tuple[int, Practice]]:
+        """Return how many epochs each call has, and how it trains."""
+        if not self.p.epoch_calls:
+            return [(epochs, self.practice(fed))]
+        return [(1, Practice(fresh=True, decay=(0.0, 1.0 / epochs)))] * epochs
 
 
 def names(replies: list[Reply]) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ class DSFL(EnsembleMethod):
             "weights": "size",
             **FRESH_EACH_CALL,
         },
+        "fedid": {"era_input": "logits", "target": "hard", "weights": "size"},  # as in FedID's tables
+        "adafd": {"era_input": "logits", "weights": "size"},  # as in AdaFD's
     }
     formula = staticmethod(both_ways)
     p: DSFLParams

@@ -43,6 +43,8 @@ class FedKD(EnsembleMethod):
     presets: ClassVar = {
         "paper": {"class_weights": True, "loss": "l1"},
         "authors_code": FRESH_EACH_CALL,
+        "fedid": {"class_weights": False, "loss": "mse"},  # as in FedID's tables
+        "adafd": {"class_weights": False, "loss": "kl"},  # as in AdaFD's
     }
     formula = staticmethod(once("class counts"))
     p: FedKDParams

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedstill.common.maths.ensemble import softmax
-from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
+from fedstill.strategies.base import RESTARTING, RestartingMethod, RestartingParams, Round, names
 from fedstill.strategies.formulas import both_ways
-from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
+from fedstill.strategies.generic import Train, train_locally
+from fedstill.strategies.predictions import Distil, EnsembleMethod, EnsembleParams, ask_predictions, distil
 
 if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 
-class LogitFedAvgParams(EnsembleParams):
+class LogitFedAvgParams(EnsembleParams, RestartingParams):
     """Every site counts once."""
 
     weights: Literal["size", "uniform"] = "uniform"
 
 
-class LogitFedAvg(EnsembleMethod):
+class LogitFedAvg(EnsembleMethod, RestartingMethod):
     """The central model learns the mean of logits; its own logits go back as hard labels."""
 
     name = "logit-fedavg"
     paper = "baseline of Xiao and Liu 2025"
     parameters = LogitFedAvgParams
-    presets: ClassVar = {"paper": {}, "authors_code": FRESH_EACH_CALL}
+    presets: ClassVar = {"paper": {}, "authors_code": RESTARTING}
     formula = staticmethod(both_ways)
     p: LogitFedAvgParams
 
     def round(self, fed: Federation) -> Round:
-        rows = fed.public_rows
-        trained = yield self.train_locally(fed)
-        replies = yield ask_predictions(fed, rows, names(trained))
-        loss = self.distil_at_server(fed, rows, softmax(self.mean_logits(replies)), "kl")
-        yield self.distil_at_sites(fed, rows, fed.central.predict(rows), "hard", names(replies))
+        rows, epochs, sites = fed.public_rows, self.p.distill_epochs, fed.participants
+        for calls, practice in self.calls(fed, self.p.local_epochs):
+            sites = names((yield train_locally.ask(Train(calls, practice), to=sites)))
+        replies = yield ask_predictions(fed, rows, sites)
+        y, sites = softmax(self.mean_logits(replies)), names(replies)
+        for calls, practice in self.calls(fed, epochs):
+            loss = fed.central.distil(rows, y, "kl", calls, practice)
+        targets = fed.central.predict(rows)
+        for calls, practice in self.calls(fed, epochs):
+            lesson = Distil(rows, targets, "hard", calls, replace(practice, dropout=self.p.distill_dropout))
+            sites = names((yield distil.ask(lesson, to=sites)))
         return {"loss": loss}

@@ -32,8 +32,14 @@ def token_f1(guess: str, right: str) -> float:
 
 
 def answer_scores(guesses: Sequence[str], answers: Answers) -> dict[str, float]:
-    """Return exact match and F1, each against the closest right answer."""
-    pairs = list(zip(guesses, answers, strict=True))
+    """Return exact match and F1, each against the closest right answer, as SQuAD's own scripts do.
+
+    Right answers of no words do not count beside others; alone, only an answer of no words is right (SQuAD 2.0).
+    """
+    pairs = [
+        (guess, [right for right in every if normal(right)] or [""])
+        for guess, every in zip(guesses, answers, strict=True)
+    ]
     best = {
         "exact_match": [max(exact_match(guess, right) for right in every) for guess, every in pairs],
         "f1": [max(token_f1(guess, right) for right in every) for guess, every in pairs],

@@ -25,7 +25,10 @@ TESTED_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Item:
-    """One text of a task: the input, the answers that count as right, and where in a passage the first begins."""
+    """One text of a task: the input, the answers that count as right, and where in a passage the first begins.
+
+    A question that its passage does not answer has the one answer "".
+    """
 
     text: Text
     answers: tuple[str, ...]
@@ -97,10 +100,10 @@ def _item(task: SiteTask, row: Mapping[str, Any], number: int) -> Item:
     target = row[task.target]
     answers = tuple(str(answer) for answer in target) if isinstance(target, list) else (str(target),)
     start = -1
-    if task.kind == "question-answering":
+    if task.kind == "question-answering" and not any(answer.strip() for answer in answers):
+        answers = ("",)
+    elif task.kind == "question-answering":
         start = int(row.get("answer_start", -1))
-        if not answers or not answers[0].strip():
-            raise TaskError(f"row {number}: the answer in column {task.target!r} is empty; take the row out")
         if parts[1][start : start + len(answers[0])] != answers[0] or start < 0:
             start = parts[1].find(answers[0])
         if start < 0:
@@ -124,6 +127,11 @@ class Work:
                     f"{task.name or task.train}: labels {self.labels}, and {unknown or 'no second one'} beside them; "
                     "list every label in task.labels"
                 )
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether some questions have no answer, so that saying nothing is learned and may be right (SQuAD 2.0)."""
+        return any(not item.answers[0] for item in self.train)
 
     @property
     def outputs(self) -> int:
@@ -152,7 +160,7 @@ class Work:
         model.eval()
         with torch.inference_mode():
             if self.task.kind == "question-answering":
-                guesses = Windows(model, self.task, self.test).answers(model)
+                guesses = Windows(model, self.task, self.test).answers(model, self.open_ended)
                 return answer_scores(guesses, [item.answers for item in self.test])
             inputs = model.encode([item.text for item in self.test])
             parts = [range(i, min(i + TESTED_AT_ONCE, len(inputs))) for i in range(0, len(inputs), TESTED_AT_ONCE)]
@@ -202,11 +210,13 @@ class Windows:
         )
 
     def spans(self) -> list[NDArray[np.int64]]:
-        """Return first and last token of the answer in each window; both 0 where the window lacks it."""
+        """Return first and last token of the answer in each window; both 0 where it lacks it or there is none."""
         return [self._span(number) for number in range(len(self.item))]
 
     def _span(self, number: int) -> NDArray[np.int64]:
         item = self.items[self.item[number]]
+        if not item.answers[0]:
+            return np.zeros(2, np.int64)
         begin, end = item.start, item.start + len(item.answers[0])
         inside = [
             place
@@ -216,18 +226,26 @@ class Windows:
         whole = inside and self.offsets[number][inside[0]][0] <= begin and self.offsets[number][inside[-1]][1] >= end
         return np.array([inside[0], inside[-1]] if whole else [0, 0], np.int64)
 
-    def answers(self, model: MixedModel) -> list[str]:
-        """Return the likeliest span of each item over all its windows."""
+    def answers(self, model: MixedModel, open_ended: bool = False) -> list[str]:
+        """Return the likeliest span of each item over all its windows; nothing where all windows rather say that.
+
+        A window says nothing by its first token, as it learned to. Devlin et al. 2019, section 4.3: the least of an
+        item's windows counts, against the likeliest span.
+        """
         best = [(-np.inf, "")] * len(self.items)
+        nothing = np.full(len(self.items), np.inf)
         for first in range(0, len(self.item), TESTED_AT_ONCE):
             rows = range(first, min(first + TESTED_AT_ONCE, len(self.item)))
             both = model.span_scores(_on(model, self.inputs.batch(rows))).cpu().numpy().astype(np.float64)
             for row, scores in zip(rows, both, strict=True):
                 number = self.item[row]
                 span = self._likeliest(row, scores)
+                nothing[number] = min(nothing[number], scores[0].sum())
                 if span[0] > best[number][0]:
                     best[number] = span
-        return [text for _, text in best]
+        return [
+            "" if open_ended and least > score else text for (score, text), least in zip(best, nothing, strict=True)
+        ]
 
     def _likeliest(self, row: int, scores: NDArray[np.float64]) -> tuple[float, str]:
         places = np.flatnonzero(self.passage[row])

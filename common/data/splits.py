@@ -82,6 +82,7 @@ class Splits:
     labelled: TextSet
     test: TextSet
     blind: Rows = field(default_factory=lambda: np.empty(0, np.int64))  # where in `public` each labelled text stands
+    public_truth: Rows | None = None  # labels of `public`, if cut from labelled texts: to measure with, not to train
 
 
 def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
@@ -127,7 +128,8 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     if test is not None:
         parts["test"] = _test_texts(test, data, seed)
     public = parts["public"] if pools.public is None else public_texts(pools.public, data, seed)
-    return _blind(Splits(parts["private"], public.without_labels(), parts["labelled"], parts["test"]), data, seed)
+    splits = Splits(parts["private"], public.without_labels(), parts["labelled"], parts["test"])
+    return _blind(replace(splits, public_truth=public.labels), data, seed)
 
 
 def _blind(splits: Splits, data: DataConfig, seed: int) -> Splits:
@@ -137,7 +139,10 @@ def _blind(splits: Splits, data: DataConfig, seed: int) -> Splits:
     public, labelled = splits.public, splits.labelled
     order = np.random.default_rng([seed, 5]).permutation(len(public) + len(labelled))
     both = TextSet((*public.texts, *labelled.texts)).select(order)
-    return replace(splits, public=both, blind=np.argsort(order)[len(public) :])
+    truth = None
+    if splits.public_truth is not None and labelled.labels is not None:
+        truth = np.concatenate([splits.public_truth, labelled.labels])[order]
+    return replace(splits, public=both, blind=np.argsort(order)[len(public) :], public_truth=truth)
 
 
 def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
@@ -176,7 +181,7 @@ def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
         public = public_texts(pools.public, data, seed)
     labelled = cut("labelled", data.labelled_domains or rest, data.labelled)
     private = cut("private", rest, data.private)
-    return Splits(private, public.without_labels(), labelled, test)
+    return Splits(private, public.without_labels(), labelled, test, public_truth=public.labels)
 
 
 def _pooled(train: TextSet, size: int | None) -> TextSet:

@@ -227,16 +227,19 @@ def load_mixed(config: ModelConfig, outputs: int, seed: int) -> MixedModel:
             setattr(settings, key, value)
         tokenizer = try_loading(config.name, "tokenizer", AutoTokenizer.from_pretrained, source, **offline)
         load = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True, **offline}
-        net = _text_to_text(config.name, source, settings, load)
+        net, head = _text_to_text(config.name, source, settings, load)
         check_tokenizer(config.name, tokenizer, net.encoder, config.max_length)
         tokenizer.truncation_side = "right" if config.keep == "start" else "left"
         model = MixedModel(net, tokenizer, outputs, config, device)
+        if head:
+            model.mlm.load_state_dict(head)
         model.pretrained = comes_trained(config.name)
         _set_ends(net, model)
     return model
 
 
-def _text_to_text(name: str, source: str, settings: Any, load: dict[str, Any]) -> Any:
+def _text_to_text(name: str, source: str, settings: Any, load: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+    """Return the model, and the checkpoint's own MLM head if it has one."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, EncoderDecoderModel
 
     if settings.is_encoder_decoder:
@@ -244,18 +247,36 @@ def _text_to_text(name: str, source: str, settings: Any, load: dict[str, Any]) -
             name, "weights", AutoModelForSeq2SeqLM.from_pretrained, source, config=settings, **load
         )
         _check_complete(name, report)
-        return net
+        return net, {}
     writing = copy.deepcopy(settings)
     writing.is_decoder = writing.add_cross_attention = True
     encoder, report = try_loading(name, "weights", AutoModel.from_pretrained, source, config=settings, **load)
     _check_complete(name, report)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(source, config=writing, **load)
-        return EncoderDecoderModel(encoder=encoder, decoder=loaded[0])
+        decoder, found = AutoModelForCausalLM.from_pretrained(source, config=writing, **load)
+        return EncoderDecoderModel(encoder=encoder, decoder=decoder), _mask_head(decoder, set(found["missing_keys"]))
     except (ValueError, TypeError) as error:
         raise ModelError(
             f"model {name} ({settings.model_type}) cannot be a decoder; use a BERT-like or a T5-like model ({error})"
         ) from error
+
+
+MASK_HEADS = (  # where dense layer, norm and bias of an MLM head lie in a checkpoint
+    ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),  # BERT
+    ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),  # RoBERTa
+)
+
+
+def _mask_head(decoder: Any, missing: set[str]) -> dict[str, Tensor]:
+    """Return the MLM head with which the decoder was loaded, under MaskHead's names; nothing if it was drawn anew."""
+    state, width = decoder.state_dict(), decoder.config.hidden_size
+    for dense, norm, bias in MASK_HEADS:
+        names = {f"{part}.{kind}": f"{place}.{kind}" for part, place in (("dense", dense), ("norm", norm))
+                 for kind in ("weight", "bias")} | {"bias": bias}  # fmt: skip
+        if missing.isdisjoint(names.values()) and all(name in state for name in names.values()):
+            gelu_head = decoder.config.hidden_act == "gelu" and state[names["dense.weight"]].shape == (width, width)
+            return {ours: state[theirs].clone() for ours, theirs in names.items()} if gelu_head else {}
+    return {}
 
 
 def _check_complete(name: str, report: dict[str, Any]) -> None:

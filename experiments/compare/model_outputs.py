@@ -18,12 +18,11 @@ from fedstill.common.models.tokens import Encoded
 from fedstill.server.central import CentralModel
 
 FILE = "outputs.safetensors"
-TEXTS = 300
 
 
 def save_outputs(folder: Path, central: CentralModel, nodes: Sequence[Node]) -> None:
-    """Probabilities of the central model and of every site, and the central model's embeddings, of a few test texts."""
-    rows = np.arange(min(TEXTS, len(central.test_texts)))
+    """Probabilities of the central model and of every site, and the central model's embeddings, of all test texts."""
+    rows = np.arange(len(central.test_texts))
     labels = central.texts.test.labels
     assert labels is not None
     with central.learner.at("outputs"):
@@ -31,9 +30,8 @@ def save_outputs(folder: Path, central: CentralModel, nodes: Sequence[Node]) -> 
         arrays = {"central": probabilities, "embeddings": embeddings(central.learner, central.test_texts, rows)}
     arrays["labels"] = labels[rows].astype(np.int64)
     for node in nodes:
-        site_rows = np.arange(min(TEXTS, len(node.test)))
         with node.learner.at("outputs"):
-            arrays[f"site/{node.name}"] = softmax(node.learner.predict(node.test, site_rows))
+            arrays[f"site/{node.name}"] = softmax(node.learner.predict(node.test, np.arange(len(node.test))))
     draft = folder / f".{FILE}"
     save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, draft,
               {"names": json.dumps(central.task.labels)})  # fmt: skip

@@ -33,6 +33,7 @@ STYLE: Any = {
     "figure.constrained_layout.use": True,
 }
 # Okabe and Ito's colours, which the colour-blind can tell apart; then the same again, dashed.
+MOST_POINTS = 2000  # of t-SNE, whose seconds grow faster than its points
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#b8a900")
 
 
@@ -186,8 +187,8 @@ def confidence(results: Results) -> tuple[Figure, str]:
     axes.set_xlabel("largest probability of a prediction")
     axes.grid(axis="y", visible=False)
     caption = (
-        "How sure the central model (blue) and the sites (grey, all together) are of their predictions on up to 300 "
-        "test texts a seed, all seeds together: median, quartiles, and whiskers of 1.5 quartile distances."
+        "How sure the central model (blue) and the sites (grey, all together) are of their predictions on the "
+        "test texts, all seeds together: median, quartiles, and whiskers of 1.5 quartile distances."
     )
     return figure, caption
 
@@ -305,11 +306,11 @@ def embeddings(results: Results) -> tuple[Figure, str]:
         raise NoPicture(_why_no_outputs(results))
     figure, grid = _grid(len(panels), 2.4, 2.3, most=4)
     for axes, (row, kept) in zip(grid, panels.items(), strict=True):
-        points = kept["embeddings"].astype(np.float32)
+        points, labels = kept["embeddings"][:MOST_POINTS].astype(np.float32), kept["labels"][:MOST_POINTS]
         spread = min(30.0, (len(points) - 1) / 3)
         flat = TSNE(perplexity=spread, init="pca", random_state=0).fit_transform(points)
         for number, name in enumerate(kept["names"]):
-            members = flat[kept["labels"] == number]
+            members = flat[labels == number]
             axes.scatter(
                 members[:, 0], members[:, 1], s=6, alpha=0.7, linewidth=0, color=COLOURS[number % 8], label=str(name)
             )
@@ -320,8 +321,9 @@ def embeddings(results: Results) -> tuple[Figure, str]:
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(8, len(handles)), markerscale=2
     )
     caption = (
-        "t-SNE of the central model's sentence embeddings (mean over tokens of the last layer) of up to 300 test "
-        "texts, coloured by their true label, for each row's first finished seed. Distances between groups mean little."
+        f"t-SNE of the central model's sentence embeddings (mean over tokens of the last layer) of up to "
+        f"{MOST_POINTS:,} test texts, coloured by their true label, for each row's first finished seed. Distances "
+        "between groups mean little."
     )
     return figure, caption
 

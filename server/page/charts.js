@@ -95,7 +95,7 @@ function curves({ series, guides = [], rounds, metric, width, label }) {
     svg.append(shape("polyline", { class: `curve ${each.central ? "central" : ""}`, points, style: `stroke: ${stroke}` }));
     for (const [round, score] of each.quiet ? [] : each.points) {
       svg.append(shape("circle", { cx: x(round), cy: y(score), r: each.central ? 4 : 2.5, style: `fill: ${stroke}` },
-        shape("title", {}, `${each.name}, round ${round}: ${number(score)} ${metric}`)));
+        shape("title", {}, `${each.name}, round ${Number(round.toFixed(2))}: ${number(score)} ${metric}`)));
     }
     const end = each.points[each.points.length - 1];
     if (!each.quiet) ends.push({ name: each.name, y: y(end[1]), strong: each.central, x: x(end[0]), style: `fill: ${each.central ? "var(--accent)" : stroke}` });

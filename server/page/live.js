@@ -100,6 +100,12 @@ function drawAgreement() {
       el("div", {}, el("h3", {}, "Pseudo-labels: what each site puts first"), shares(classes, story.labels))));
 }
 
+function drawPseudo() {
+  const box = at("pseudo");
+  at("pseudo-part").hidden = !story.pseudo.length;
+  box.replaceChildren(...pseudoLabels(story, Math.max(280, box.clientWidth)));
+}
+
 function drawRest() {
   const cards = Object.values(story.sites).map(card);
   at("sites").replaceChildren(...cards);
@@ -117,7 +123,7 @@ function drawRest() {
 
 function draw() {
   drawn = Date.now(); waiting = null;
-  drawHead(); drawWire(); drawCurves(); drawAgreement(); drawRest();
+  drawHead(); drawWire(); drawCurves(); drawAgreement(); drawPseudo(); drawRest();
   const words = `${status()}${story.finishedRound ? `, round ${story.finishedRound} done` : ""}`;
   if (words !== announced) { announced = words; at("announce").textContent = words; }
 }

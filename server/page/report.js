@@ -107,6 +107,7 @@ function draw() {
   if (Number.isFinite(after) || Number.isFinite(central)) parts.push(part("story", "The run in one picture", el("figure", {}, picture(width), el("figcaption", {}, `Ring: a site alone, on its own texts. Dot: after the run. Shaded: 95 % of what another test set of ${tests} texts could show.`))));
   if (story.central.length || series.some((each) => each.points.length)) parts.push(part("curves", "Scores by round", curves({ series, guides, rounds: story.rounds, metric, width, label: `${metric} by round` })));
   if (finished) parts.push(part("sites", "Sites", siteTable()));
+  if (story.pseudo.length) parts.push(part("pseudo", "Pseudo-labels, pass by pass", ...pseudoLabels(story, width)));
   parts.push(finished ? centralPart(half) : null, finished ? leftPart() : null);
   if (story.warnings.length) parts.push(part("warnings", "Not learning as it should", ...story.warnings.map((each) => el("div", { class: "warning" }, el("p", {}, el("b", {}, each.who), `, round ${each.round}: ${each.what}.`), el("p", { class: "soft small" }, `Likely: ${each.likely}. To change: ${each.change}.`)))));
   const trouble = story.log.filter((each) => each.kind && each.of !== "warning");

@@ -5,7 +5,7 @@ function newStory() {
   return {
     run: "", method: "", paper: "", status: "starting", reason: "", round: 0, rounds: 0, began: null, now: null,
     sites: {}, labels: [], central: [], alone: {}, centralized: null, phase: "starting", progress: null, asked: null,
-    agreement: [], warnings: [], log: [], lengths: [], roundBegan: null, joined: null, wanted: 0, weights: null, losses: [],
+    agreement: [], pseudo: [], right: [], warnings: [], log: [], lengths: [], roundBegan: null, joined: null, wanted: 0, weights: null, losses: [],
   };
 }
 
@@ -126,6 +126,8 @@ const ACTS = {
     }
   },
   agreement(story, event) { story.agreement.push(event); },
+  pseudo_labels(story, event) { story.pseudo.push(event); },
+  pseudo_label_accuracy(story, event) { story.right.push(event); },
   weights(story, event) { story.weights = event; },
   warning(story, event) { story.warnings.push(event); say(story, event, `${event.who}: ${event.what}.`, "warn"); },
   privacy(story, event) { for (const [name, facts] of Object.entries(event.sites)) site(story, name).privacy = facts; },
@@ -170,4 +172,24 @@ function seriesOf(story) {
   if (story.centralized && story.centralized[metric] !== undefined) guides.push({ name: "all texts in one", y: story.centralized[metric] });
   if (alone.length) guides.push({ name: "mean alone", y: alone.reduce((a, b) => a + b, 0) / alone.length });
   return { series, guides, metric: metric || "score" };
+}
+
+// Pseudo-labels by pass: accuracy where it is known, the share of the largest class, and how far sites moved.
+function pseudoLabels(story, width) {
+  if (!story.pseudo.length) return [];
+  const passes = {}, names = Object.keys(story.sites), quiet = names.length > 8;
+  for (const each of story.pseudo) passes[each.round] = Math.max(passes[each.round] || 0, each.pass);
+  const at = (each) => each.round - 1 + each.pass / passes[each.round];
+  const lines = (events, of) => [...names.map((name, place) => ({ name, place, quiet, points: events.filter((each) => of(each.sites[name]) !== undefined).map((each) => [at(each), of(each.sites[name])]) })),
+    { name: "together", central: true, points: events.filter((each) => of(each.together) !== undefined).map((each) => [at(each), of(each.together)]) }];
+  const drawing = (title, metric, events, of) => el("figure", {}, el("h3", {}, title), curves({ series: lines(events, of), rounds: story.rounds, metric, width, label: `${metric} by pass over the public texts` }));
+  const last = story.pseudo[story.pseudo.length - 1], right = story.right[story.right.length - 1], percent = (value) => (value === undefined || value === null ? "–" : `${Math.round(100 * value)} %`);
+  const rows = names.filter((name) => Object.hasOwn(last.sites, name)).map((name) => [name, percent(right && right.sites[name]), percent(last.sites[name].largest), percent(last.sites[name].changed), number(last.sites[name].moved)]);
+  rows.push({ kind: "main", cells: ["together", percent(right && right.together), percent(last.together.largest), "", ""] });
+  return [
+    el("p", {}, `What sites say of the public texts is what others learn. ${right ? `In the last pass their mean was right for ${percent(right.together)} of ${right.texts} texts.` : "Whether it is right is not known here: the public texts have no labels."}`),
+    story.right.length ? drawing("How often right", "accuracy", story.right, (each) => each) : drawing("Share of the largest class", "share", story.pseudo, (each) => each && each.largest),
+    table(["last pass", "right", "largest class", "changed", "moved"], rows, { label: "pseudo-labels of the last pass" }),
+    el("p", { class: "soft small" }, "Changed: texts with another class first than in the site's pass before. Moved: mean distance of its probabilities, 0 to 1."),
+  ];
 }

@@ -15,11 +15,10 @@ from fedstill.common.maths.ensemble import mean_predictions, softmax, uniform
 from fedstill.common.maths.losses import squared_error
 from fedstill.common.maths.robust import Aggregation, combine
 from fedstill.common.maths.weights import Rule, best_beta, enwc, per_class, rnwc
-from fedstill.common.practice import Practice
 from fedstill.common.wire import Ask, Facts, Reply
 from fedstill.strategies.adafd.llm import LLM, LLMConfig, ask_for_weights, open_llm
 from fedstill.strategies.adafd.site import losses_told, question, train_described
-from fedstill.strategies.base import Method, Params, Round, names
+from fedstill.strategies.base import RESTARTING, Params, RestartingMethod, RestartingParams, Round, names
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.generic import Train, train_locally
 from fedstill.strategies.predictions import Distil, ask_predictions, distil, logits_of
@@ -33,7 +32,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 BETAS = (0.0, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0)  # the paper's, with equal weights and 2
 
 
-class AdaFDParams(Params):
+class AdaFDParams(RestartingParams):
     """Eqs. 6 to 10. `learned` and `per_class` are ours."""
 
     weighting: Literal["rnwc", "enwc", "llmwc"] = "enwc"
@@ -44,7 +43,6 @@ class AdaFDParams(Params):
     distance: Literal["norm", "mean"] = "norm"  # eq. 10, or its mean over classes as in the code
     temperature: float = Field(1.0, gt=0)  # of the sites' KL
     distill_epochs: int = Field(3, ge=1)
-    epoch_calls: bool = False  # a new AdamW every epoch, whose rate falls by 1 / epochs and starts anew
     llm: LLMConfig | None = None
 
     @model_validator(mode="after")
@@ -61,7 +59,7 @@ class AdaFDParams(Params):
         return self
 
 
-class AdaFD(Method):
+class AdaFD(RestartingMethod):
     """Sites that fit their texts better count more; the central model learns their logits, and teaches them in turn."""
 
     name = "adafd"
@@ -69,13 +67,7 @@ class AdaFD(Method):
     parameters = AdaFDParams
     presets: ClassVar = {
         "paper": {},
-        "authors_code": {
-            "epsilon": 1e-6,
-            "distance": "mean",
-            "optimizer_state": "fresh",
-            "epoch_calls": True,
-            "distill_dropout": True,
-        },
+        "authors_code": {"epsilon": 1e-6, "distance": "mean", **RESTARTING},
     }
     formula = staticmethod(both_ways)
     p: AdaFDParams
@@ -99,11 +91,11 @@ class AdaFD(Method):
         combined = self._combine(fed, {name: trained[name] for name in logits}, logits)  # steps 2 and 3
         zhat = torch.from_numpy(combined).to(central.learner.model.device)
         size = 1.0 if self.p.distance == "mean" else float(central.classes)
-        for calls, practice in self._calls(fed, epochs):  # step 4, eq. 10
+        for calls, practice in self.calls(fed, epochs):  # step 4, eq. 10
             loss = central.fit_public(rows, lambda z, places: size * squared_error(z, zhat[places]), calls, practice)
         tau = self.p.temperature
         targets, sites = softmax(central.predict(rows), tau), tuple(logits)  # step 5
-        for calls, practice in self._calls(fed, epochs):  # step 6
+        for calls, practice in self.calls(fed, epochs):  # step 6
             practice = replace(practice, dropout=self.p.distill_dropout)
             lesson = Distil(rows, targets, "kl", calls, practice, temperature=tau)
             sites = names((yield distil.ask(lesson, to=sites)))
@@ -132,18 +124,12 @@ class AdaFD(Method):
         fed.event("weights", weighting=self.p.weighting, weights=shown)
         return mean_predictions(logits, weights)
 
-    def _calls(self, fed: Federation, epochs: int) -> list[tuple[int, Practice]]:
-        """Return how many epochs each call has, and how it trains."""
-        if not self.p.epoch_calls:
-            return [(epochs, self.practice(fed))]
-        return [(1, Practice(fresh=True, decay=(0.0, 1.0 / epochs)))] * epochs
-
     def _local(self, fed: Federation) -> Generator[Ask, list[Reply], dict[str, Facts]]:
         """E epochs on the private texts; what each site says of itself, with the mean loss of all its epochs."""
         described: dict[str, Facts] = {}
         sites: tuple[str, ...] | None = None
         verb = train_described if self.p.weighting == "llmwc" or self.p.per_class else train_locally
-        for calls, practice in self._calls(fed, self.p.local_epochs):
+        for calls, practice in self.calls(fed, self.p.local_epochs):
             check = losses_told(fed.central.classes, verb is train_described)
             replies = yield verb.ask(Train(calls, practice), to=sites, check=check)
             earlier = {name: facts["losses"] for name, facts in described.items()}

@@ -51,30 +51,30 @@ def train(
     rows: np.ndarray,
     loss: Loss,
     optimizer: torch.optim.Optimizer | None = None,
-    falls: bool = False,
+    falls: float = 0.0,
 ) -> torch.optim.Optimizer:
-    """One epoch of mini-batches of 16, shuffled by the seed of its place; `falls` takes the rate linearly to 0."""
+    """One epoch of mini-batches of 16, shuffled by the seed of its place; the rate falls linearly by `falls`."""
     optimizer = optimizer or adamw(learner)
     with learner.at(*place):
         order = torch.randperm(len(rows)).numpy()
         batches = [order[start : start + 16] for start in range(0, len(rows), 16)]
         learner.model.train()
         for i, places in enumerate(batches):
-            optimizer.param_groups[0]["lr"] = 1e-3 * (1 - i / len(batches) if falls else 1.0)
+            optimizer.param_groups[0]["lr"] = 1e-3 * (1 - falls * i / len(batches))
             optimizer.zero_grad()
             loss(learner.model(texts.batch(rows[places])), places).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return optimizer
 
 
-def privately(node: Node, step: int, optimizer: Any = None, falls: bool = False) -> torch.optim.Optimizer:
+def privately(node: Node, step: int, optimizer: Any = None, falls: float = 0.0) -> torch.optim.Optimizer:
     return train(
         node.learner, (1, step), node.private, np.arange(len(node.private)),
         lambda z, i: F.cross_entropy(z, node.labels[i]), optimizer, falls,
     )  # fmt: skip
 
 
-def on_public(who: Node | CentralModel, step: int, loss: Loss, falls: bool = False) -> None:
+def on_public(who: Node | CentralModel, step: int, loss: Loss, falls: float = 0.0) -> None:
     train(who.learner, (1, step), who.public, ROWS, loss, None, falls)
 
 
@@ -121,12 +121,14 @@ def lacking(made: Federation) -> None:
     made.nodes[1].labels = torch.zeros_like(made.nodes[1].labels)
 
 
-@pytest.mark.parametrize("kind", ["class", "size", "kl"])
+@pytest.mark.parametrize("kind", ["class", "size", "kl", "fedid", "adafd"])
 def test_fedkd_learns_the_weighted_logits_once(pair: Any, kind: str) -> None:
     changes = {
         "class": (),
         "size": ("method.preset=authors_code",),
         "kl": ("method.loss=kl", "method.temperature=3", "method.class_weights=false"),
+        "fedid": ("method.preset=fedid",),
+        "adafd": ("method.preset=adafd",),
     }
     one, two = pair("fedkd", "method.distill_epochs=1", *changes[kind])
     lacking(one), lacking(two)
@@ -144,8 +146,10 @@ def test_fedkd_learns_the_weighted_logits_once(pair: Any, kind: str) -> None:
         assert shown["north"] == pytest.approx([zeros / (zeros + texts), 1.0])
         assert shown["south"] == pytest.approx([texts / (zeros + texts), 0.0])
         on_public(two.central, 0, lambda guess, i: (guess - z[i]).abs().mean())
-    elif kind == "size":
-        on_public(two.central, 0, lambda guess, i: ((guess - z[i]) ** 2).mean(), falls=True)
+    elif kind in ("size", "fedid"):
+        on_public(two.central, 0, lambda guess, i: ((guess - z[i]) ** 2).mean(), falls=falls)
+    elif kind == "adafd":
+        on_public(two.central, 0, kl(z.softmax(-1)))
     else:
         y = (z / 3).softmax(-1)
         on_public(two.central, 0, lambda guess, i: 9 * kl(y)(guess / 3, i))
@@ -188,6 +192,20 @@ def test_a_site_counts_its_classes_and_the_server_checks_the_sum(federation: Mak
     assert "do not add up to the site's" in event["reason"]
 
 
+@pytest.mark.parametrize(("preset", "loss"), [("fedid", hard), ("adafd", soft)])
+def test_dsfl_as_in_the_tables_of_fedid_and_adafd(pair: Any, preset: str, loss: Callable[[Tensor], Loss]) -> None:
+    """Logits weighed by size and sharpened; FedID's program takes their argmax."""
+    one, two = pair("ds-fl", "method.distill_epochs=1", f"method.preset={preset}")
+    one.run()
+    for node in two.nodes:
+        privately(node, 0)
+    target = (weigh(shares(two), [say(node) for node in two.nodes]) / 0.1).softmax(-1)
+    on_public(two.central, 0, loss(target))
+    for node in two.nodes:
+        on_public(node, 2, loss(target))
+    assert_same(one, two)
+
+
 # --- MHAT, logit-FedAvg, FedED -------------------------------------------------------------------------------------
 
 
@@ -220,6 +238,24 @@ def test_logit_fedavg_is_a_plain_mean_and_hard_labels_back(pair: Any) -> None:
     own = say(two.central)
     for node in two.nodes:
         on_public(node, 2, hard(own), falls=True)
+    assert_same(one, two)
+
+
+def test_in_adafds_program_every_epoch_of_logit_fedavg_begins_anew(pair: Any) -> None:
+    """A new AdamW in each of two epochs, whose rate falls from 1 to 1/2 and starts at 1 again."""
+    epochs = ("method.local_epochs=2", "method.distill_epochs=2")
+    one, two = pair("logit-fedavg", *epochs, "method.preset=authors_code")
+    one.run()
+    for node in two.nodes:
+        for epoch in range(2):
+            privately(node, epoch, falls=0.5)
+    z = weigh([0.5, 0.5], [say(node) for node in two.nodes])
+    for epoch in range(2):
+        on_public(two.central, epoch, kl(z.softmax(-1)), falls=0.5)
+    own = say(two.central)
+    for node in two.nodes:
+        for epoch in range(2):
+            on_public(node, 3 + epoch, hard(own), falls=0.5)
     assert_same(one, two)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,7 +20,7 @@ from fedstill.cli import app
 from fedstill.common.config import ConfigError
 from fedstill.common.config.files import load_run
 from fedstill.experiments.compare import worker
-from fedstill.experiments.compare.model_outputs import load_outputs
+from fedstill.experiments.compare.model_outputs import load_outputs, save_outputs
 from fedstill.experiments.compare.report import write_report
 from fedstill.experiments.compare.results import Results
 from fedstill.experiments.compare.runner import Progress, Run, run_folder, run_table, state_of
@@ -75,6 +76,15 @@ def pid_of(run: Run) -> int | None:
     except OSError:
         return None
     return next((json.loads(line)["pid"] for line in lines if '"run_started"' in line), None)
+
+
+def test_every_test_text_has_its_outputs(federation: Callable[..., Federation], small: Any, tmp_path: Path) -> None:
+    made = federation(small("data.test=310"))
+    save_outputs(tmp_path, made.central, made.nodes)
+    outputs = load_outputs(tmp_path)
+    assert outputs is not None
+    assert outputs["central"].shape == outputs["site/north"].shape == outputs["site/south"].shape == (310, 2)
+    assert (len(outputs["embeddings"]), len(outputs["labels"])) == (310, 310)
 
 
 def test_what_failed_is_said_and_run_again_and_what_is_done_is_not(tmp_path: Path) -> None:

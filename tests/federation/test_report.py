@@ -51,8 +51,8 @@ def test_every_run_ends_with_a_report_that_opens_without_a_network(result: fedst
         assert f"{result.central['accuracy']:.3f}" in page.locator(".figures").inner_text()
         headings = page.locator("h2").all_inner_texts()
         assert [each for each in headings if each != "Not learning as it should"] == [
-            "The run in one picture", "Scores by round", "Sites", "The central model, closely", "What left each site",
-            "Use the model", "Settings",
+            "The run in one picture", "Scores by round", "Sites", "Pseudo-labels, pass by pass",
+            "The central model, closely", "What left each site", "Use the model", "Settings",
         ]  # fmt: skip
         for name, site in result.sites.items():
             row = page.locator("#sites tbody tr").filter(has_text=name).inner_text()
@@ -62,6 +62,12 @@ def test_every_run_ends_with_a_report_that_opens_without_a_network(result: fedst
         assert sum(map(int, cells)) == 24  # the test texts
         diagonal = (int(cells[0]) + int(cells[3])) / 24
         assert diagonal == pytest.approx(result.central["accuracy"])
+        events = map(json.loads, (result.folder / "events.jsonl").read_text().splitlines())
+        right = [event for event in events if event["event"] == "pseudo_label_accuracy"]
+        assert len(right) == 6  # three passes in each of two rounds
+        assert page.locator("#pseudo circle").count() == 18  # two sites, and together
+        last = f"{round(100 * right[-1]['together'])} %"
+        assert last in page.locator("#pseudo tbody tr").last.inner_text()
         assert "train.feedback" in page.locator("#left").inner_text()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert wrong == []

@@ -68,19 +68,18 @@ class Passages:
 
 
 def squad_rows(path: Path) -> Iterator[Row]:
-    """Read SQuAD 1.1's json: articles, paragraphs, questions with their answers."""
+    """Read SQuAD's json: articles, paragraphs, questions with their answers; version 2.0 has questions without any."""
     with open_text(path) as file:
         articles = json.load(file)["data"]
     for article in articles:
         for part in article["paragraphs"]:
             for question in part["qas"]:
-                if question["answers"]:
-                    yield _answered(question["question"], part["context"], question["answers"])
+                yield _answered(question["question"], part["context"], question["answers"])
 
 
 def _answered(question: str, context: str, answers: list[Any]) -> Row:
     texts = list(dict.fromkeys(answer["text"] for answer in answers))
-    start = answers[0]["answer_start"]
+    start = answers[0]["answer_start"] if answers else -1
     return {"question": question.strip(), "context": context, "answer": texts, "answer_start": start}
 
 
@@ -145,6 +144,11 @@ PASSAGES = [
         "squad", "question-answering", "SQuAD 1.1",
         Files(("squad", "SQuAD"), ("train-v1.1.json*",), ("dev-v1.1.json*",)),
         "rajpurkar.github.io/SQuAD-explorer", squad_rows, Hub("rajpurkar/squad"), _squad_on_hub,
+    ),
+    Passages(
+        "squad2", "question-answering", "SQuAD 2.0: a third of the questions have no answer",
+        Files(("squad", "squad2", "SQuAD"), ("train-v2.0.json*",), ("dev-v2.0.json*",)),
+        "rajpurkar.github.io/SQuAD-explorer", squad_rows, Hub("rajpurkar/squad_v2"), _squad_on_hub,
     ),
     Passages(
         "newsqa", "question-answering", "NewsQA: questions on CNN's news",

@@ -75,6 +75,24 @@ def test_the_tables_of_five_papers_are_74_with_folders_of_their_own_in_few_files
     )
 
 
+def test_no_small_table_reports_a_seed_that_settings_were_chosen_with() -> None:
+    small = [*(file for file in FILES if "small" in file.parts), *find_tables(ROOT / "screen")]
+    assert len(small) >= 14
+    for file in small:
+        for one in tables(file):
+            assert min(one.settings.seeds) > 8, one.name
+
+
+def test_sites_of_all_methods_step_towards_others_by_one_rule() -> None:
+    """No small table sets a rate for a site's distillation, which would be right for one method only."""
+    for file in FILES:
+        if file.relative_to(ROOT).parts[0] in ("fedid", "adafd") and "small" in file.parts:
+            for one in tables(file):
+                for config in one.rows.values():
+                    assert config.train.learning_rate is None
+                    assert {(site.learning_rate, site.distill_rate) for site in config.sites} == {(None, None)}
+
+
 def test_every_method_of_each_papers_main_table_has_a_row() -> None:
     used = {
         paper: {
@@ -106,6 +124,21 @@ def test_fedid_is_at_the_papers_settings() -> None:
     assert len({site.model for site in config.sites}) == 4
     assert one.settings.paper["fedid"] == 91.8
     assert "fedid-exact" not in one.settings.paper
+
+
+@pytest.mark.parametrize("paper", ["fedid", "adafd"])
+def test_fedkd_and_dsfl_are_those_of_the_table_they_stand_in(paper: str) -> None:
+    rows = [
+        find_method(config.method)[1].model_dump()
+        for file in FILES if file.relative_to(ROOT).parts[0] == paper
+        for one in tables(file) for config in one.rows.values() if config.method.name in ("fedkd", "ds-fl")
+    ]  # fmt: skip
+    assert len(rows) >= 12
+    assert {params["weights"] for params in rows} == {"size"}
+    assert {params["loss"] for params in rows if "loss" in params} == {{"fedid": "mse", "adafd": "kl"}[paper]}
+    assert {params["class_weights"] for params in rows if "loss" in params} == {False}
+    sharpened = {(params["era_input"], params["target"]) for params in rows if "era_input" in params}
+    assert sharpened == {("logits", {"fedid": "hard", "adafd": "soft"}[paper])}
 
 
 def test_feddrs_has_a_client_for_each_task_where_tasks_are_not_mixed() -> None:

@@ -22,6 +22,15 @@ def test_exact_match_and_f1_follow_squad() -> None:
     assert answer_scores(["the"], [("the",)])["exact_match"] == 1.0
 
 
+def test_no_answer_is_right_where_there_is_none_and_wrong_where_there_is_one() -> None:
+    """SQuAD 2.0's rules: F1 without words on one side is 1 if both have none, else 0."""
+    found = answer_scores(["", "Bob", "", "Bob Dylan"], [("",), ("",), ("Bob",), ("Bob", "the")])
+    assert found["exact_match"] == pytest.approx(1 / 4)
+    # last: {bob, dylan} against {bob}: precision 1/2, recall 1; `the` has no words and does not count
+    assert found["f1"] == pytest.approx((1 + 0 + 0 + 2 / 3) / 4)
+    assert answer_scores([""], [("Bob", "the")])["f1"] == 0.0
+
+
 def test_rouge_by_hand() -> None:
     found = summary_scores(["police kill the gunman", "one"], ["police killed the gunman quickly", "two"])
     # stemmed: 4 of 4 and 4 of 5 words; bigrams 3 of 3 and 3 of 4; the longest common sequence is all four

@@ -275,6 +275,14 @@ def test_squad_newsqa_news_and_questions(tmp_path: Path) -> None:
     assert train == test
     assert [(i.text, i.answers, i.start) for i in train] == [(("Who?", "Ann met Bob"), ("Bob",), 8)]
 
+    never = {"question": "When?", "answers": [], "is_impossible": True, "plausible_answers": [{"text": "Ann"}]}
+    second = json.dumps({"data": [{"paragraphs": [{"context": "Ann met Bob", "qas": [who, never]}]}]})
+    write(tmp_path / "squad/train-v2.0.json", second)
+    write(tmp_path / "squad/dev-v2.0.json", second)
+    train, test = items(name="squad2", folder=tmp_path)
+    assert train == test
+    assert [(i.text[0], i.answers, i.start) for i in train] == [("Who?", ("Bob",), 8), ("When?", ("",), -1)]
+
     asked = [{"q": "Who?", "consensus": {"s": 7, "e": 12}}, {"q": "x", "consensus": {"noAnswer": True}}]
     story = {"type": "train", "text": "Ann met Bob\n", "questions": asked}
     write(
@@ -320,7 +328,7 @@ def test_slices_of_a_data_set_are_disjoint_and_together_the_whole(tmp_path: Path
 def test_a_sites_task_has_one_source_and_a_known_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"either `train`.*or `name`"):
         check(SiteTask, {"kind": "classification"}, "site")
-    with pytest.raises(ConfigError, match=r"task.name = 'squat' is not known; did you mean squad\?"):
+    with pytest.raises(ConfigError, match=r"task.name = 'squat' is not known; did you mean squad or squad2\?"):
         check(SiteTask, {"name": "squat"}, "site")
     with pytest.raises(ConfigError, match=r"write \[2, 3\]"):
         check(SiteTask, {"name": "squad", "share": (4, 3)}, "site")
@@ -359,7 +367,7 @@ def test_the_real_files(monkeypatch: pytest.MonkeyPatch) -> None:
     paws = load_task(TaskConfig(name="paws"))[1].train
     assert not any(part.startswith(("b'", 'b"')) for text in paws.texts for part in text)
     absent = {name for name in [*TASKS, *SITE_SETS] if source_of(name) is None}
-    assert absent == {"record", "amazon-stars", "iemocap", "newsqa", "msqg"}
+    assert absent == {"record", "amazon-stars", "iemocap", "squad2", "newsqa", "msqg"}
 
 
 @pytest.mark.shared

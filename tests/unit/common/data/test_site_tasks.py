@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
 
 from fedstill.common.config import ConfigError, ModelConfig, SiteTask
 from fedstill.common.config.files import check, load_run
@@ -50,6 +51,32 @@ def test_a_long_passage_has_windows_that_overlap_and_the_span_is_the_answer(bert
     del bert.span_scores
 
 
+def test_a_question_without_an_answer_is_learned_and_said_at_the_first_token(bert: MixedModel, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"question": "who met bob", "context": "ann met bob", "answer": "ann"},
+        {"question": "who met eve", "context": "ann met bob", "answer": []},
+        {"question": "where was it", "context": "ann met bob", "answer": ""},
+    ]
+    file = write(tmp_path / "a.jsonl", rows)
+    work = Work(SiteTask(kind="question-answering", train=file, test=file), 1)
+    assert [item.answers for item in work.train] == [("ann",), ("",), ("",)]
+    windows = Windows(bert, work.task, work.train)
+    assert [span.tolist() for span in windows.spans()] == [[5, 5], [0, 0], [0, 0]]  # [CLS] who met bob [SEP] ann ...
+    # windows score 2 a side for `ann`, and for the first token 1, 3 and 2: more than for the span only in the second
+    tops = iter([torch.tensor([1.0, 3.0, 2.0])])
+
+    def scores(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        made = torch.zeros(*inputs["input_ids"].shape, 2)
+        made[:, 5], made[:, 0] = 2.0, next(tops)[:, None]
+        return made
+
+    bert.span_scores = scores  # type: ignore[method-assign, assignment]
+    assert work.scores(bert) == {"exact_match": pytest.approx(2 / 3), "f1": pytest.approx(2 / 3)}
+    tops = iter([torch.tensor([1.0, 3.0, 2.0])])
+    assert windows.answers(bert) == ["ann", "ann", "ann"]  # where every question has an answer, one is always given
+    del bert.span_scores
+
+
 def test_denoising_wants_the_text_as_it_was_and_mlm_leaves_special_tokens_alone(bert: MixedModel) -> None:
     texts = bert.encode(["a good film . the best . i saw", "bad ."])
     rng = np.random.default_rng(1)
@@ -78,6 +105,29 @@ def test_encoder_and_decoder_begin_as_the_encoder_and_masks_meet_the_word_vector
     normed = torch.nn.functional.layer_norm(bent, (128,), state["mlm.norm.weight"], state["mlm.norm.bias"])
     expected = normed @ state[f"encoder.{words}"].T + state["mlm.bias"]
     assert torch.allclose(bert.tokens(hidden), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_the_mlm_head_is_the_checkpoints_where_it_has_one(family: str, tmp_path: Path) -> None:
+    """A masked language model as transformers saves it: its own logits come out; without a head, a new one is drawn."""
+    plain = load_mixed(ModelConfig(name=f"tiny-{family}"), 2, 5)
+    settings = plain.net.encoder.config
+    torch.manual_seed(3)
+    theirs = AutoModelForMaskedLM.from_config(settings).eval()
+    for name, value in theirs.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(value)  # zeros would agree with a new head's
+    theirs.save_pretrained(tmp_path)
+    plain.tokenizer.save_pretrained(tmp_path)
+    ours = load_mixed(ModelConfig(name=str(tmp_path)), 2, 5).eval()
+    batch = ours.encode(["a good film .", "the best of them"]).batch([0, 1])
+    with torch.inference_mode():
+        wanted, found = theirs(**batch).logits, ours.tokens(ours.states(batch))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    theirs.base_model.save_pretrained(tmp_path)  # the encoder alone
+    heads = [load_mixed(ModelConfig(name=str(tmp_path)), 2, seed).mlm.dense.weight for seed in (5, 5, 6)]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])  # drawn from the seed
 
 
 def test_models_that_cannot_write_are_refused() -> None:
