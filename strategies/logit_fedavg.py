@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
+
 from fedstill.common.maths.ensemble import softmax
+from fedstill.common.wire import Reply
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
+from fedstill.strategies.early import EarlyParams
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
 
 if TYPE_CHECKING:
+    from fedstill.common.models.learner import Loss
     from fedstill.server.federation import Federation
 
 
-class LogitFedAvgParams(EnsembleParams):
+class LogitFedAvgParams(EnsembleParams, EarlyParams):
     """Every site counts once."""
 
     weights: Literal["size", "uniform"] = "uniform"
@@ -32,7 +38,12 @@ class LogitFedAvg(EnsembleMethod):
     def round(self, fed: Federation) -> Round:
         rows = fed.public_rows
         trained = yield self.train_locally(fed)
-        replies = yield ask_predictions(fed, rows, names(trained))
-        loss = self.distil_at_server(fed, rows, softmax(self.mean_logits(replies)), "kl")
+        distillation = self.distillation(fed, rows, self.p.pipeline)
+
+        def learn(replies: list[Reply], rows: np.ndarray) -> Loss:
+            return fed.central.towards(softmax(self.mean_logits(replies)), "kl")
+
+        replies = yield from distillation.predictions(partial(ask_predictions, fed), names(trained), learn)
+        loss = distillation.finish(learn(replies, rows))
         yield self.distil_at_sites(fed, rows, fed.central.predict(rows), "hard", names(replies))
         return {"loss": loss}
