@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from fedstill.common.data.tasks import domain_scores, task_scores
 from fedstill.common.maths.feedback import Jacobian, directional_derivative, exact_feedback, through_adamw
 from fedstill.common.maths.losses import LOSSES, cross_entropy, soft_cross_entropy
 from fedstill.common.models.bert2bert import GROUPS, MixedModel, load_mixed
-from fedstill.common.models.learner import CENTRAL, Learner, Rows
+from fedstill.common.models.learner import CENTRAL, Course, Learner, Loss, Rows
 from fedstill.common.models.loading import load_model
 from fedstill.common.models.tokens import Encoded
 from fedstill.common.practice import Practice
@@ -101,13 +101,19 @@ class CentralModel:
 
     def distil(self, rows: Rows, targets: np.ndarray, loss: str, epochs: int, practice: Practice) -> float:
         """Train E_d epochs towards the targets on public rows (FedID eq. 7); return the last epoch's mean loss."""
-        wanted = self._tensor(targets)
-        return self.fit_public(rows, lambda logits, places: LOSSES[loss](logits, wanted[places]), epochs, practice)
+        return self.fit_public(rows, self.towards(targets, loss), epochs, practice)
 
-    def fit_public(self, rows: Rows, loss: Callable[[Tensor, Rows], Tensor], epochs: int, practice: Practice) -> float:
+    def towards(self, targets: np.ndarray, loss: str) -> Loss:
+        """Return the loss of that name against targets, one for each row."""
+        wanted = self._tensor(targets)
+        return lambda logits, places: LOSSES[loss](logits, wanted[places])
+
+    def fit_public(
+        self, rows: Rows, loss: Loss, epochs: int, practice: Practice, course: Course | None = None
+    ) -> float:
         """Train on any loss of logits on public rows and their positions in `rows`; return the last epoch's mean."""
         with self._next_place():
-            return self.learner.fit(self.public, rows, loss, epochs, "distil", practice)[-1]
+            return self.learner.fit(self.public, rows, loss, epochs, "distil", practice, course=course)[-1]
 
     def fit_labelled(self, epochs: int, practice: Practice) -> float:
         """Train epochs of CE on the server's labelled texts; return the last epoch's mean loss."""

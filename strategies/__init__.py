@@ -68,6 +68,8 @@ def find_method(config: MethodConfig) -> tuple[type[Method], Params]:
         raise ConfigError(
             f"method.preset: {config.name} has no preset {config.preset!r}; known: {', '.join(method.presets)}"
         )
+    if "pipeline" in config.parameters() and "pipeline" not in method.parameters.model_fields:
+        raise ConfigError(f"method.pipeline: {config.name} {method.no_pipeline}; take it out")
     values = {**method.presets[config.preset], **config.parameters()}
     return method, check(method.parameters, values, f"[method] {config.name}")
 

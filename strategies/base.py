@@ -87,6 +87,7 @@ class Method(Strategy):
     needs_same_models: ClassVar[bool] = False
     own_tasks: ClassVar[Literal["refused", "possible", "needed"]] = "refused"  # sites with different tasks
     formula: ClassVar[Formula | None] = None  # bytes of a round by the paper's arithmetic
+    no_pipeline: ClassVar[str] = "gets no predictions row by row, which the central model could begin with"
 
     def __init__(self, params: Params | None = None) -> None:
         self.p = self.parameters(**self.presets["paper"]) if params is None else params

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from fedstill.common.maths.robust import Aggregation
+from fedstill.common.wire import Reply
 from fedstill.strategies.base import Round, mean_loss, names
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.predictions import Distil, WarmedMethod, WarmedParams, ask_predictions, distil
 
 if TYPE_CHECKING:
+    from fedstill.common.models.learner import Loss
     from fedstill.server.federation import Federation
 
 
@@ -31,8 +36,14 @@ class Cronus(WarmedMethod):
 
     def round(self, fed: Federation) -> Round:
         rows, sites = fed.public_rows, (yield from self.warm_up(fed))  # step 1
-        replies = yield ask_predictions(fed, rows, sites)  # step 2
+        distillation = self.distillation(fed, rows, self.p.pipeline)
+
+        def learn(replies: list[Reply], rows: np.ndarray) -> Loss:
+            return fed.central.towards(self.mean_probabilities(replies), "soft")
+
+        replies = yield from distillation.predictions(partial(ask_predictions, fed), sites, learn)  # step 2
         y = self.mean_probabilities(replies)  # step 3
         lesson = Distil(rows, y, "soft", self.p.local_epochs, self.practice(fed), private=True)
-        trained = yield distil.ask(lesson, to=names(replies))  # step 4
-        return {"loss": self.distil_at_server(fed, rows, y, "soft"), "site_loss": mean_loss(trained)}
+        asking, central = distillation.beside(distil.ask(lesson, to=names(replies)), fed.central.towards(y, "soft"))
+        trained = yield asking  # step 4
+        return {"loss": central.result(), "site_loss": mean_loss(trained)}

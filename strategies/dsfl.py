@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
-from fedstill.common.maths.ensemble import entropy_reduction
+from fedstill.common.maths.ensemble import Matrix, entropy_reduction
+from fedstill.common.wire import Ask, Reply
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
+from fedstill.strategies.early import NO_SUMS, EarlyParams
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
 from fedstill.strategies.secure_sum import summed
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 
-class DSFLParams(EnsembleParams):
+class DSFLParams(EnsembleParams, EarlyParams):
     """Original: mean of probabilities, uniform weights, soft targets. FedID's code: mean of logits, hard targets."""
 
     temperature: float = Field(0.1, gt=0)
@@ -46,16 +49,31 @@ class DSFL(EnsembleMethod):
     p: DSFLParams
 
     def why_no_sums(self) -> str | None:
+        if self.p.pipeline:
+            return NO_SUMS
         return None if self.p.aggregation == "mean" else "with a robust aggregation compares the sites' answers"
 
     def round(self, fed: Federation) -> Round:
         rows = fed.public_rows
         trained = yield self.train_locally(fed)  # update
-        logits = self.p.era_input == "logits"
-        ask = ask_predictions(fed, rows, names(trained))
-        replies = yield summed(ask, "values" if logits else "probabilities", self.p.weights)  # predict, upload
-        mean = self.mean_logits(replies) if logits else self.mean_probabilities(replies)
-        targets = entropy_reduction(mean, self.p.temperature)  # aggregate: ERA
-        loss = self.distil_at_server(fed, rows, targets, self.p.target)
-        yield self.distil_at_sites(fed, rows, targets, self.p.target, names(replies))  # broadcast, distil
-        return {"loss": loss}
+        distillation = self.distillation(fed, rows, self.p.pipeline)
+
+        def asking(rows: np.ndarray, sites: tuple[str, ...] | None) -> Ask:
+            of: Literal["values", "probabilities"] = "values" if self.p.era_input == "logits" else "probabilities"
+            return summed(ask_predictions(fed, rows, sites), of, self.p.weights)
+
+        replies = yield from distillation.predictions(  # predict, upload
+            asking, names(trained), lambda replies, _: fed.central.towards(self.targets(replies), self.p.target)
+        )
+        targets = self.targets(replies)
+        lesson = self.distil_at_sites(fed, rows, targets, self.p.target, names(replies))
+        lesson, central = distillation.beside(lesson, fed.central.towards(targets, self.p.target))
+        if not self.p.pipeline:
+            central.result()
+        yield lesson  # broadcast, distil
+        return {"loss": central.result()}
+
+    def targets(self, replies: list[Reply]) -> Matrix:
+        """Aggregate: ERA."""
+        mean = self.mean_logits(replies) if self.p.era_input == "logits" else self.mean_probabilities(replies)
+        return entropy_reduction(mean, self.p.temperature)

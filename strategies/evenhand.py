@@ -69,6 +69,7 @@ class Evenhand(Method):
     parameters = EvenhandParams
     presets: ClassVar = {"paper": {}, "authors_code": {}}
     formula = staticmethod(both_ways)
+    no_pipeline = "fits the sites' weights to blind texts among all public ones, so that nothing can be learned before"
     p: EvenhandParams
 
     def prepare(self, fed: Federation) -> None:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from fedstill.common.maths.ensemble import Matrix, by_class, mean_predictions, softmax
 from fedstill.common.maths.losses import LOSSES, kl_divergence
+from fedstill.common.wire import Reply
 from fedstill.common.wire.checks import class_counts
 from fedstill.common.wire.typed import Message
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
+from fedstill.strategies.early import EarlyParams
 from fedstill.strategies.formulas import once
 from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions, logits_of
 from fedstill.strategies.verbs import Nothing, site_verb
 
 if TYPE_CHECKING:
     from fedstill.client.node import Node
-    from fedstill.common.models.learner import Rows
+    from fedstill.common.models.learner import Loss
     from fedstill.server.federation import Federation
 
 
-class FedKDParams(EnsembleParams):
+class FedKDParams(EnsembleParams, EarlyParams):
     """`class_weights`: n_kc / sum_k n_kc on the logit of class c, instead of one weight a site."""
 
     class_weights: bool = False
@@ -69,23 +72,34 @@ class FedKD(EnsembleMethod):
             counted = yield count_classes.ask(to=sites, check=class_counts(fed.central.classes))
             counts = {r.node: r.arrays["counts"] for r in counted}
             sites = tuple(counts)
-        replies = yield ask_predictions(fed, rows, sites)
-        if self.p.class_weights:
-            weights = by_class({r.node: counts[r.node] for r in replies})
-            fed.event("weights", weighting="class", weights={name: w.tolist() for name, w in weights.items()})
-            z = mean_predictions(logits_of(replies), weights)
-        else:
-            z = self.mean_logits(replies)
-        loss = self._loss(z, fed.central.learner.model.device)
-        return {"loss": fed.central.fit_public(rows, loss, self.p.distill_epochs, self.practice(fed))}
+        distillation = self.distillation(fed, rows, self.p.pipeline)
 
-    def _loss(self, z: Matrix, device: torch.device) -> Callable[[Tensor, Rows], Tensor]:
+        def learn(replies: list[Reply], rows: np.ndarray) -> Loss:
+            return self._loss(self._combine(replies, counts), fed.central.learner.model.device)
+
+        replies = yield from distillation.predictions(partial(ask_predictions, fed), sites, learn)
+        if self.p.class_weights:
+            shown = {name: weights.tolist() for name, weights in _by_class(replies, counts).items()}
+            fed.event("weights", weighting="class", weights=shown)
+        return {"loss": distillation.finish(learn(replies, rows))}
+
+    def _combine(self, replies: list[Reply], counts: Mapping[str, np.ndarray]) -> Matrix:
+        if not self.p.class_weights:
+            return self.mean_logits(replies)
+        return mean_predictions(logits_of(replies), _by_class(replies, counts))
+
+    def _loss(self, z: Matrix, device: torch.device) -> Loss:
         t = self.p.temperature
         if self.p.loss == "kl":
             y = torch.from_numpy(softmax(z, t)).to(device)
             return lambda logits, places: t * t * kl_divergence(logits / t, y[places])
         wanted = torch.from_numpy(z).to(device)
         return lambda logits, places: LOSSES[self.p.loss](logits, wanted[places])
+
+
+def _by_class(replies: list[Reply], counts: Mapping[str, np.ndarray]) -> dict[str, NDArray[np.float64]]:
+    """w_kc over the sites that answered."""
+    return by_class({r.node: counts[r.node] for r in replies})
 
 
 # --- the site's half ---

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedstill.common.maths.ensemble import softmax
+from fedstill.common.maths.ensemble import Matrix, softmax
 from fedstill.common.randomness import derive
+from fedstill.common.wire import Reply
 from fedstill.strategies.base import Round, mean_loss, names
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.predictions import WarmedMethod, WarmedParams, ask_predictions
 
 if TYPE_CHECKING:
+    from fedstill.common.models.learner import Loss
     from fedstill.server.federation import Federation
 
 
@@ -37,12 +40,22 @@ class FedMD(WarmedMethod):
     def round(self, fed: Federation) -> Round:
         sites = yield from self.warm_up(fed)  # transfer learning
         rows = self.subset(fed)
-        replies = yield ask_predictions(fed, rows, sites)  # communicate
-        scores = self.mean_logits(replies)  # aggregate
-        targets = scores if self.p.loss == "l1" else softmax(scores)
-        digested = yield self.distil_at_sites(fed, rows, targets, self.p.loss, names(replies))  # digest
+        distillation = self.distillation(fed, rows, self.p.pipeline)
+
+        def learn(replies: list[Reply], rows: np.ndarray) -> Loss:
+            return fed.central.towards(self.targets(replies), self.p.loss)
+
+        replies = yield from distillation.predictions(partial(ask_predictions, fed), sites, learn)  # communicate
+        digest = self.distil_at_sites(fed, rows, self.targets(replies), self.p.loss, names(replies))
+        digest, central = distillation.beside(digest, learn(replies, rows))
+        digested = yield digest
         revisited = yield self.train_locally(fed, to=names(digested))  # revisit
-        return {"loss": self.distil_at_server(fed, rows, targets, self.p.loss), "site_loss": mean_loss(revisited)}
+        return {"loss": central.result(), "site_loss": mean_loss(revisited)}
+
+    def targets(self, replies: list[Reply]) -> Matrix:
+        """Aggregate."""
+        scores = self.mean_logits(replies)
+        return scores if self.p.loss == "l1" else softmax(scores)
 
     def subset(self, fed: Federation) -> np.ndarray:
         """The round's public rows, drawn from the seed."""

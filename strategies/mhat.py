@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
+
 from fedstill.common.maths.ensemble import mean_predictions, softmax
+from fedstill.common.wire import Ask, Reply
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
+from fedstill.strategies.early import NO_SUMS, EarlyParams
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.predictions import PredictingMethod, PredictingParams, ask_predictions, logits_of
 from fedstill.strategies.secure_sum import summed
 
 if TYPE_CHECKING:
+    from fedstill.common.models.learner import Loss
     from fedstill.server.federation import Federation
 
 
-class MHATParams(PredictingParams):
+class MHATParams(PredictingParams, EarlyParams):
     """`kl` (AdaFD's variant) keeps the predictions soft on both ways; `hard` takes each one's argmax."""
 
     loss: Literal["hard", "kl"] = "hard"
@@ -31,18 +36,27 @@ class MHAT(PredictingMethod):
     p: MHATParams
 
     def why_no_sums(self) -> str | None:
+        if self.p.pipeline:
+            return NO_SUMS
         return None if self.p.loss == "kl" else "takes each site's hard vote; loss = 'kl' needs none"
 
     def round(self, fed: Federation) -> Round:
         rows, kl = fed.public_rows, self.p.loss == "kl"
         trained = yield self.train_locally(fed)
-        replies = yield summed(ask_predictions(fed, rows, names(trained)), "probabilities", self.p.weights)
-        if kl:  # sum_k w_k KL(y_k || p) and KL(sum_k w_k y_k || p) have the same gradient
+        distillation = self.distillation(fed, rows, self.p.pipeline)
+
+        def asking(rows: np.ndarray, sites: tuple[str, ...] | None) -> Ask:
+            return summed(ask_predictions(fed, rows, sites), "probabilities", self.p.weights)
+
+        def learn(replies: list[Reply], rows: np.ndarray) -> Loss:
+            if not kl:
+                return fed.central.towards(self.votes(replies), "soft")
+            # sum_k w_k KL(y_k || p) and KL(sum_k w_k y_k || p) have the same gradient
             probabilities = {site: softmax(logits) for site, logits in logits_of(replies).items()}
-            mean = mean_predictions(probabilities, self.site_weights(replies))
-            loss = self.distil_at_server(fed, rows, mean, "kl")
-        else:
-            loss = self.distil_at_server(fed, rows, self.votes(replies), "soft")
+            return fed.central.towards(mean_predictions(probabilities, self.site_weights(replies)), "kl")
+
+        replies = yield from distillation.predictions(asking, names(trained), learn)
+        loss = distillation.finish(learn(replies, rows))
         central = fed.central.predict(rows)
         yield self.distil_at_sites(fed, rows, softmax(central) if kl else central, self.p.loss, names(replies))
         return {"loss": loss}

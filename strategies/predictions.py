@@ -20,6 +20,7 @@ from fedstill.common.wire import Ask, Reply, WireError, items
 from fedstill.common.wire.checks import predictions
 from fedstill.common.wire.typed import Message
 from fedstill.strategies.base import Method, Params, names, texts_of
+from fedstill.strategies.early import Distillation, EarlyParams
 from fedstill.strategies.verbs import NOTHING, Shield, site_verb
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ class PredictingMethod(Method):
         votes = {site: one_hot_votes(logits) for site, logits in logits_of(replies).items()}
         return mean_predictions(votes, self.site_weights(replies))
 
-    def distil_at_server(self, fed: Federation, rows: np.ndarray, targets: Matrix, loss: str) -> float:
-        """E_d epochs of the central model; its last mean loss."""
-        return fed.central.distil(rows, targets, loss, self.p.distill_epochs, self.practice(fed))
+    def distillation(self, fed: Federation, rows: np.ndarray, pipeline: int) -> Distillation:
+        """E_d epochs of the central model on what sites predict."""
+        return Distillation(fed, rows, self.p.distill_epochs, self.practice(fed), pipeline)
 
     def distil_at_sites(
         self, fed: Federation, rows: np.ndarray, targets: Matrix, loss: str, sites: tuple[str, ...]
@@ -126,7 +127,7 @@ class EnsembleMethod(PredictingMethod):
         return combine(probabilities, self.site_weights(replies), self.p.aggregation, probabilities=True)
 
 
-class WarmedParams(EnsembleParams):
+class WarmedParams(EnsembleParams, EarlyParams):
     """Sites count alike, and have trained on their own before the first exchange."""
 
     weights: Literal["size", "uniform"] = "uniform"

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "far"
+LIBRARY = torch.library.Library("aten", "IMPL")
 MAY_MIX = ("aten::_to_copy", "aten::copy_", "aten::_copy_from")  # from one device to another
 INDEXED = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_")  # indices may be on the CPU
 
@@ -104,6 +105,20 @@ def install() -> None:
     for name, function in functions.items():
         setattr(module, name, function)
     _setup_privateuseone_for_python_backend(NAME, backend_module=module)
+    # what torch's own code makes beneath the mode, such as masks of attention
+    LIBRARY.impl("empty_strided", lambda *sizes, **kind: Far(torch.empty_strided(*sizes, **_here(kind))), "PrivateUse1")
+    LIBRARY.impl("empty.memory_format", lambda *sizes, **kind: Far(torch.empty(*sizes, **_here(kind))), "PrivateUse1")
+    LIBRARY.impl("_copy_from", _copied, "PrivateUse1")
+
+
+def _copied(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    _inner(target).copy_(_inner(source))
+    return target
+
+
+def _here(kind: dict[str, Any]) -> dict[str, Any]:
+    """The same tensor on the CPU."""
+    return {**kind, "device": "cpu", "pin_memory": False}
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -36,6 +37,16 @@ class Batches(Protocol):
 
 
 Purpose = Literal["local", "distil", "interact", "assign"]
+Loss = Callable[[Tensor, Rows], Tensor]  # of logits, and of their positions among the rows
+
+
+@dataclass
+class Course:
+    """One training, which may come in several calls of `fit`: its optimizer, its steps, and how many are done."""
+
+    optimizer: torch.optim.Optimizer
+    total: int
+    done: int = 0
 
 
 class Learner:
@@ -77,29 +88,31 @@ class Learner:
         self,
         texts: Batches,
         rows: Rows,
-        loss: Callable[[Tensor, Rows], Tensor],
+        loss: Loss,
         epochs: int,
         purpose: Purpose,
         practice: Practice,
         shuffle: bool = True,
         steps: int | None = None,
+        course: Course | None = None,
     ) -> list[float]:
         """Train epochs over `rows` of `texts`; `loss` gets logits and positions in `rows`. Return each mean loss.
 
-        With `steps`, as many epochs as these take, the last one cut short.
+        With `steps`, as many epochs as these take, the last one cut short. With a course, a part of that.
         """
-        optimizer = self.optimizer(purpose, practice)
-        starts = range(0, len(rows), self.batch_size)
-        total, done, means = max(1, epochs * len(starts)), 0, []
+        starts, means = range(0, len(rows), self.batch_size), []
+        if course is None:
+            course = self.course(len(rows), epochs, purpose, practice)
         if steps is not None:
-            total, epochs = steps, -(-steps // len(starts)) if starts else 1
+            course.total, epochs = steps, -(-steps // len(starts)) if starts else 1
+        optimizer = course.optimizer
         self.model.train(practice.dropout)
         for _ in range(epochs):
             order = torch.randperm(len(rows)).numpy() if shuffle else np.arange(len(rows))
             summed, seen = torch.zeros((), device=self.model.device), 0
-            for start in starts[: total - done]:
+            for start in starts[: course.total - course.done]:
                 places = order[start : start + self.batch_size]
-                self.set_rate(optimizer, purpose, practice, done / total)
+                self.set_rate(optimizer, purpose, practice, course.done / course.total)
                 if self.accumulate == 1:
                     value = loss(self.model(texts.batch(rows[places])), places)
                     self.step(optimizer, value)
@@ -107,14 +120,18 @@ class Learner:
                 else:
                     summed += self._step_in_parts(optimizer, texts, rows, places, loss)
                 seen += len(places)
-                done += 1
+                course.done += 1
             means.append(float(summed) / max(1, seen))
             if not math.isfinite(means[-1]):
                 raise ModelError(
-                    f"training broke down: the loss is {means[-1]} after {done} steps at a rate of "
+                    f"training broke down: the loss is {means[-1]} after {course.done} steps at a rate of "
                     f"{self.rates[purpose]:g}; lower learning_rate (or distill_rate), or set train.clip"
                 )
         return means
+
+    def course(self, texts: int, epochs: int, purpose: Purpose, practice: Practice) -> Course:
+        """Return a training of so many epochs over so many texts, none of which is done."""
+        return Course(self.optimizer(purpose, practice), max(1, epochs * -(-texts // self.batch_size)))
 
     def _step_in_parts(
         self,
@@ -122,7 +139,7 @@ class Learner:
         texts: Batches,
         rows: Rows,
         places: Rows,
-        loss: Callable[[Tensor, Rows], Tensor],
+        loss: Loss,
     ) -> Tensor:
         """Take one step on a batch, one part of its graph in memory at a time; return the sum of its losses."""
         optimizer.zero_grad(set_to_none=True)

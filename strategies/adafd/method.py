@@ -19,12 +19,14 @@ from fedstill.common.wire import Ask, Facts, Reply
 from fedstill.strategies.adafd.llm import LLM, LLMConfig, ask_for_weights, open_llm
 from fedstill.strategies.adafd.site import losses_told, question, train_described
 from fedstill.strategies.base import RESTARTING, Params, RestartingMethod, RestartingParams, Round, names
+from fedstill.strategies.early import NO_SUMS, Distillation, EarlyParams
 from fedstill.strategies.formulas import both_ways
 from fedstill.strategies.generic import Train, train_locally
 from fedstill.strategies.predictions import Distil, ask_predictions, distil, logits_of
 from fedstill.strategies.secure_sum import summed
 
 if TYPE_CHECKING:
+    from fedstill.common.models.learner import Loss
     from fedstill.server.federation import Federation
 
 Weights = Mapping[str, float] | Mapping[str, NDArray[np.float64]]
@@ -32,7 +34,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 BETAS = (0.0, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0)  # the paper's, with equal weights and 2
 
 
-class AdaFDParams(RestartingParams):
+class AdaFDParams(RestartingParams, EarlyParams):
     """Eqs. 6 to 10. `learned` and `per_class` are ours."""
 
     weighting: Literal["rnwc", "enwc", "llmwc"] = "enwc"
@@ -53,6 +55,12 @@ class AdaFDParams(RestartingParams):
             raise ValueError(
                 f"aggregation = {self.aggregation!r} counts every site once, so weights that are asked for or learned "
                 "have no place; set aggregation = 'mean', or leave weighting, beta and per_class alone"
+            )
+        if self.pipeline and (self.weighting == "llmwc" or self.beta == "learned"):
+            by = "weighting = 'llmwc'" if self.weighting == "llmwc" else "beta = 'learned'"
+            raise ValueError(
+                f"{by} weighs sites by what they say of all public texts, so that nothing can be learned before the "
+                "last one; set pipeline = 0, or weighting = 'enwc' with beta as a number"
             )
         if self.weighting == "llmwc" and self.per_class:
             raise ValueError("per_class weights come from losses; set weighting = 'enwc' or 'rnwc' with it")
@@ -86,13 +94,26 @@ class AdaFD(RestartingMethod):
     def round(self, fed: Federation) -> Round:
         rows, epochs, central = fed.public_rows, self.p.distill_epochs, fed.central
         trained = yield from self._local(fed)  # step 1
-        asking = ask_predictions(fed, rows, tuple(trained))
-        logits = logits_of((yield asking if self.why_no_sums() else summed(asking, "values", self._told(trained))))
-        combined = self._combine(fed, {name: trained[name] for name in logits}, logits)  # steps 2 and 3
-        zhat = torch.from_numpy(combined).to(central.learner.model.device)
-        size = 1.0 if self.p.distance == "mean" else float(central.classes)
-        for calls, practice in self.calls(fed, epochs):  # step 4, eq. 10
-            loss = central.fit_public(rows, lambda z, places: size * squared_error(z, zhat[places]), calls, practice)
+        (calls, practice), *later = self.calls(fed, epochs)
+        distillation = Distillation(fed, rows, calls, practice, self.p.pipeline)
+
+        def asking(rows: np.ndarray, sites: tuple[str, ...] | None) -> Ask:
+            ask = ask_predictions(fed, rows, sites)
+            return ask if self.why_no_sums() else summed(ask, "values", self._told(trained))
+
+        def learn(replies: list[Reply], rows: np.ndarray) -> Loss:
+            said = logits_of(replies)
+            return self._distance(fed, self._combine(said, self._weigh(fed, trained, said)))
+
+        logits = logits_of((yield from distillation.predictions(asking, tuple(trained), learn)))
+        weights = self._weigh(fed, trained, logits)  # step 2
+        if weights is not None:
+            shown = {name: np.asarray(weight).tolist() for name, weight in weights.items()}
+            fed.event("weights", weighting=self.p.weighting, weights=shown)
+        distance = self._distance(fed, self._combine(logits, weights))  # step 3
+        loss = distillation.finish(distance)  # step 4, eq. 10
+        for calls, practice in later:
+            loss = central.fit_public(rows, distance, calls, practice)
         tau = self.p.temperature
         targets, sites = softmax(central.predict(rows), tau), tuple(logits)  # step 5
         for calls, practice in self.calls(fed, epochs):  # step 6
@@ -102,6 +123,8 @@ class AdaFD(RestartingMethod):
         return {"loss": loss}
 
     def why_no_sums(self) -> str | None:
+        if self.p.pipeline:
+            return NO_SUMS
         told = self.p.weighting == "rnwc" or (self.p.weighting == "enwc" and self.p.beta != "learned")
         if self.p.aggregation != "mean" or self.p.per_class or not told:
             return (
@@ -115,14 +138,23 @@ class AdaFD(RestartingMethod):
         found = rnwc(least, self.p.epsilon) if self.p.weighting == "rnwc" else enwc(least, float(self.p.beta))
         return {name: float(weight) for name, weight in found.items()}
 
-    def _combine(self, fed: Federation, sites: Mapping[str, Facts], logits: Mapping[str, np.ndarray]) -> np.ndarray:
-        """zhat = sum_k w_k z_k (eq. 8), or the robust rule that stands for it."""
+    def _weigh(self, fed: Federation, trained: Mapping[str, Facts], logits: Mapping[str, np.ndarray]) -> Weights | None:
+        """w_k of the sites that answered; None under a robust rule."""
         if self.p.aggregation != "mean":
+            return None
+        return self._weights(fed, {name: trained[name] for name in logits}, logits)
+
+    def _combine(self, logits: Mapping[str, np.ndarray], weights: Weights | None) -> np.ndarray:
+        """zhat = sum_k w_k z_k (eq. 8), or the robust rule that stands for it."""
+        if weights is None:
             return combine(logits, uniform(list(logits)), self.p.aggregation)
-        weights = self._weights(fed, sites, logits)
-        shown = {name: np.asarray(weight).tolist() for name, weight in weights.items()}
-        fed.event("weights", weighting=self.p.weighting, weights=shown)
         return mean_predictions(logits, weights)
+
+    def _distance(self, fed: Federation, combined: np.ndarray) -> Loss:
+        """Eq. 10."""
+        zhat = torch.from_numpy(combined).to(fed.central.learner.model.device)
+        size = 1.0 if self.p.distance == "mean" else float(fed.central.classes)
+        return lambda z, places: size * squared_error(z, zhat[places])
 
     def _local(self, fed: Federation) -> Generator[Ask, list[Reply], dict[str, Facts]]:
         """E epochs on the private texts; what each site says of itself, with the mean loss of all its epochs."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -16,20 +17,21 @@ from fedstill.common.maths.ensemble import softmax
 from fedstill.common.maths.transport import SOLVERS, default_solver, positions_on_line
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Reply
-from fedstill.strategies.base import Method, Params, Round, names
+from fedstill.strategies.base import Method, Round, names
+from fedstill.strategies.early import Distillation, EarlyParams
 from fedstill.strategies.formulas import once
 from fedstill.strategies.predictions import ask_predictions
 from fedstill.strategies.sinkhorn.noise import Probe, probability_bias, probe_bias, shares_of
 
 if TYPE_CHECKING:
     from fedstill.common.checkpoint import Nested
-    from fedstill.common.models.learner import Rows
+    from fedstill.common.models.learner import Loss
     from fedstill.server.federation import Federation
 
 AUTHORS = {"weighting": "D", "local_epochs": 10, "pretrain_epochs": 10}
 
 
-class ConfidentParams(Params):
+class ConfidentParams(EarlyParams):
     """What both distances share.
 
     The paper's 100,000 noise texts take an hour where a model reads 30 a second; 2,000 come within 2.2 points of the
@@ -85,9 +87,17 @@ class ConfidentDistillation(Method):
             probed = yield probe_bias.ask(self.probe(fed), to=sites, check=shares_of(classes))
             biases = {r.node: r.arrays["bias"] for r in probed}
             sites = tuple(biases)
-        replies = yield ask_predictions(fed, rows, sites)  # phase 3
-        loss = self._loss(fed, replies, biases)  # phase 4
-        return {"loss": fed.central.fit_public(rows, loss, self.p.distill_epochs, self.practice(fed))}
+        distillation = Distillation(fed, rows, self.p.distill_epochs, self.practice(fed), self.p.pipeline)
+
+        def learn(replies: list[Reply], rows: np.ndarray) -> Loss:
+            return self._loss(fed, *self._teachers(fed, replies, biases, rows))
+
+        replies = yield from distillation.predictions(partial(ask_predictions, fed), sites, learn)  # phase 3
+        h, w = self._teachers(fed, replies, biases, rows)
+        who = [*names(replies), *(["central"] if self.p.without_forgetting else [])]
+        means = dict(zip(who, w.mean(axis=1).tolist(), strict=True))  # over texts: what a picture of the run shows
+        fed.event("weights", weighting=self.p.weighting, weights=means)
+        return {"loss": distillation.finish(self._loss(fed, h, w))}  # phase 4
 
     def _pretrain(self, fed: Federation) -> None:
         """Train the central model on the server's labelled texts; its predictions then are kept for good."""
@@ -112,24 +122,24 @@ class ConfidentDistillation(Method):
         """The same noise for everybody."""
         return Probe(derive(fed.config.seed, "noise"), self.p.noise_texts, self.p.noise_length, self.p.noise)
 
-    def _loss(
-        self, fed: Federation, replies: list[Reply], biases: Mapping[str, np.ndarray]
-    ) -> Callable[[Tensor, Rows], Tensor]:
-        """Eq. 4, normalised as in Algorithm 1: mean over x of sum_k W_k(x) Dist(h(x), h_k(x)) / sum_k W_k(x)."""
-        predicted, who = [softmax(r.arrays["logits"]) for r in replies], [r.node for r in replies]
+    def _teachers(
+        self, fed: Federation, replies: list[Reply], biases: Mapping[str, np.ndarray], rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """h_k(x) of the rows, and W_k(x) / sum_k W_k(x)."""
+        predicted = [softmax(r.arrays["logits"]) for r in replies]
         sizes = [int(r.metrics["texts"]) for r in replies]
         centres = [biases[r.node] for r in replies] if biases else []
         if self.p.without_forgetting:
-            predicted.append(self.before["teacher"])
-            who.append("central")
+            predicted.append(self.before["teacher"][rows])
             sizes.append(len(fed.central.labelled))
             centres += [self.before["bias"]] if biases else []
         h = np.stack(predicted)
+        return h, self._weights(h, sizes, centres)
+
+    def _loss(self, fed: Federation, h: np.ndarray, w: np.ndarray) -> Loss:
+        """Eq. 4, normalised as in Algorithm 1: mean over x of sum_k W_k(x) Dist(h(x), h_k(x)) / sum_k W_k(x)."""
         device = fed.central.learner.model.device
         teachers = torch.from_numpy(h).to(device)
-        w = self._weights(h, sizes, centres)
-        means = dict(zip(who, w.mean(axis=1).tolist(), strict=True))  # over texts: what a picture of the run shows
-        fed.event("weights", weighting=self.p.weighting, weights=means)
         weights = torch.from_numpy(w.astype(h.dtype)).to(device)
         return lambda logits, places: (
             (weights[:, places] * self.distance(logits, teachers[:, places])).sum(dim=0).mean()

@@ -383,7 +383,8 @@ def test_fedid_and_adafd_take_robust_rules(federation: Any, small: Any, method: 
     replies = [Reply(name, {"logits": np.float32(z)}, {"texts": 10, "losses": [0.5]}) for name, z in said.items()]
     if method == "adafd":
         arrays = {r.node: r.arrays["logits"] for r in replies}
-        assert made._combine(fed, {r.node: r.metrics for r in replies}, arrays).tolist() == [[0.0, 2.0]]
+        weights = made._weigh(fed, {r.node: r.metrics for r in replies}, arrays)
+        assert made._combine(arrays, weights).tolist() == [[0.0, 2.0]]
     else:
         middle = 1 / (1 + np.exp(2.0))  # of site a; b says e / (1 + e), c says 0
         y, _ = made.ensemble(replies, dict.fromkeys("abc", 1 / 3))

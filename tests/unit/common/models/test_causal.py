@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from fedstill.common.config import LearnerConfig, LoraConfig, ModelConfig
 from fedstill.common.data.tasks import TASKS, Task, TaskError
 from fedstill.common.models import loading
-from fedstill.common.models.builtin import builtin_folder
 from fedstill.common.models.causal import CausalModel
 from fedstill.common.models.loading import load_model
 from fedstill.common.models.text_model import ModelError, TextModel
+from tests.decoders import make_decoders
 
 SHARED = Path(__file__).parents[5] / "shared"
 REVIEWS = TASKS["film-reviews"]
@@ -22,24 +22,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A GPT-2 (tied head, no pad token) and a Llama (own head), 2 layers of 32, with byte-level tokens."""
-    from tokenizers import Tokenizer
-
-    trained = Tokenizer.from_file(str(builtin_folder("tiny-roberta")[0] / "tokenizer.json"))
-    trained.post_processor = None
-    size = trained.get_vocab_size()
-    made = {}
-    for config in (
-        GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=2, n_positions=128, bos_token_id=2, eos_token_id=2),
-        LlamaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-                    tie_word_embeddings=False),
-    ):  # fmt: skip
-        folder = tmp_path_factory.mktemp(config.model_type)
-        torch.manual_seed(3)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        PreTrainedTokenizerFast(tokenizer_object=trained, eos_token="</s>").save_pretrained(folder)
-        made[config.model_type] = str(folder)
-    return made
+    return make_decoders(tmp_path_factory.mktemp("decoders"))
 
 
 def load(folder: str, task: Task = REVIEWS, length: int = 32, **settings: object) -> TextModel:
