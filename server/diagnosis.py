@@ -13,10 +13,11 @@ from fedstill.common.wire import Facts, Reply
 
 ENOUGH = 30  # predictions without which nothing is said of a site
 ONE_CLASS = 0.97  # share of one class in a site's predictions
-AGREE = 0.15  # of the way from chance to full agreement between sites
+AGREE = 0.15  # of the way from chance to full agreement between sites: the mean of Cohen's kappa over pairs
 BEHIND = 0.15  # accuracy below the median of the sites
 WORSE = 0.1  # accuracy of the central model below the best site's
 MATRIX = 20  # sites whose agreement is recorded pair by pair
+BROKEN = "training broke down"  # in the reason of a site whose loss is not finite any more
 STILL = 0.995  # of the first round's loss, after the third
 
 
@@ -43,6 +44,7 @@ class Diagnosis:
     one_class: dict[str, int] = field(default_factory=dict)  # rounds in a row
     losses: list[float] = field(default_factory=list)
     agreement: Facts = field(default_factory=dict)  # of the last round, for its event
+    kappa: float = 0.0  # of the last round
 
     def observe(self, replies: Sequence[Reply]) -> None:
         """Keep which classes the sites put first."""
@@ -50,6 +52,19 @@ class Diagnosis:
             logits = reply.arrays.get("logits")
             if logits is not None and logits.ndim == 2:
                 self.predicted.setdefault(reply.node, []).append(logits.argmax(axis=-1))
+
+    def broke_down(self, site: str, reason: str) -> list[Finding]:
+        """What is to be said of a site that was left out, if its training broke down."""
+        if BROKEN not in reason:
+            return []
+        return [
+            Finding(
+                "its training broke down: its loss or gradients were no longer finite, and it was left out",
+                site,
+                "its rate is too high, or half precision overflowed",
+                f"sites.{site}.learning_rate lower, train.clip, precision = 'float32'",
+            )
+        ]
 
     def after_round(self, metrics: Facts, central: Mapping[str, float], sites: Mapping[str, Facts]) -> list[Finding]:
         """What is to be said after a round, from its metrics and the last scores."""
@@ -86,19 +101,21 @@ class Diagnosis:
         }
         if not pairs or self.classes < 2:
             return {}
-        classes = {
-            site: [round(float(share), 4) for share in np.bincount(seen, minlength=self.classes) / len(seen)]
-            for site, seen in votes.items()
-        }
+        shares = {site: np.bincount(seen, minlength=self.classes) / len(seen) for site, seen in votes.items()}
+        classes = {site: [round(float(share), 4) for share in each] for site, each in shares.items()}
+        # Sites with other mixes of labels agree less often by chance than sites with the same one.
+        chance = {(a, b): float(shares[a] @ shares[b]) for a, b in pairs}
+        self.kappa = float(np.mean([(pairs[one] - by) / (1 - by) if by < 1 else 1.0 for one, by in chance.items()]))
         shown = {} if len(votes) > MATRIX else {f"{a} {b}": round(share, 4) for (a, b), share in pairs.items()}
         mean = float(np.mean(list(pairs.values())))
-        return {"mean": round(mean, 4), "chance": round(1 / self.classes, 4), "pairs": shown, "classes": classes}
+        by_chance = round(float(np.mean(list(chance.values()))), 4)
+        return {"mean": round(mean, 4), "chance": by_chance, "pairs": shown, "classes": classes}
 
     def _disagreement(self, votes: Mapping[str, NDArray[np.int64]]) -> list[Finding]:
         if not self.agreement:
             return []
-        agreement, chance = float(self.agreement["mean"]), 1 / self.classes
-        if (agreement - chance) / (1 - chance) >= AGREE:
+        agreement, chance = float(self.agreement["mean"]), float(self.agreement["chance"])
+        if self.kappa >= AGREE:
             return []
         return [
             Finding(

@@ -117,7 +117,7 @@ EVENTS: Mapping[str, Event] = {
         {
             **ROUND,
             "mean": "share of texts for which two sites put the same class first, mean over all pairs",
-            "chance": "what sites would agree on by chance",
+            "chance": "the same by chance, with each site's own shares of the classes",
             "pairs": "the share by pair of sites, `north south`; empty where there are more than 20 sites",
             "classes": "by site: how often it puts each class first",
         },

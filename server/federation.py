@@ -268,6 +268,8 @@ class Federation:
                 self.left_out[outcome.node] += 1
                 self._missed[outcome.node] = plain(reason)
                 self.event("left_out", site=outcome.node, verb=ask.verb, reason=plain(reason))
+                for finding in self.diagnosis.broke_down(outcome.node, reason):
+                    self.event("warning", **finding.facts())
 
     def _checked(self, verb: Verb, ask: Ask, outcome: Reply) -> Reply:
         """Return a Reply that fits its verb's declaration and what was asked; an exception says why it does not."""

@@ -127,6 +127,11 @@ class Learner:
                     f"training broke down: the loss is {means[-1]} after {course.done} steps at a rate of "
                     f"{self.rates[purpose]:g}; lower learning_rate (or distill_rate), or set train.clip"
                 )
+        if not all(bool(value.isfinite().all()) for value in self.parameters):  # by the last step's gradients
+            raise ModelError(
+                f"training broke down: a weight is not finite after {course.done} steps at a rate of "
+                f"{self.rates[purpose]:g}; lower learning_rate (or distill_rate), or set train.clip"
+            )
         return means
 
     def course(self, texts: int, epochs: int, purpose: Purpose, practice: Practice) -> Course:

@@ -373,3 +373,12 @@ def test_half_a_gigabyte_passes_and_comes_back_whole() -> None:
     assert np.array_equal(reply.arrays["w"], state["w"])
     exchange.close({})
     thread.join(10)
+
+
+def test_a_site_whose_training_breaks_down_is_named_with_the_key_to_change(federation: Make, small: Small) -> None:
+    changes = ("exchange.quorum=0.5", "rounds=1", "method.name=ds-fl", "report.alone=false")
+    made = federation(small(*changes, "sites.south.learning_rate=1e30"))
+    made.run()
+    [warning] = [event for event in made.events("warning") if "broke down" in event["what"]]
+    assert warning["who"] == "south"
+    assert "sites.south.learning_rate" in warning["change"]

@@ -44,6 +44,17 @@ def test_sites_that_agree_by_chance_are_noticed() -> None:
     assert what == "the sites agree on 50% of the public texts, and 50% would be chance"
 
 
+def test_sites_with_other_mixes_of_labels_agree_less_by_chance() -> None:
+    # north puts class 0 first for 80 % of the texts, south for 20 %, so that by chance they agree on 32 %, not on 50 %
+    north, south, west = [0] * 32 + [1] * 8, [0] * 8 + [1] * 32, [0] * 28 + [1] * 12
+    diagnosis = Diagnosis(2)
+    assert said(diagnosis, votes("north", north), votes("south", south), votes("west", west)) == []
+    # pairs agree on 40, 90 and 50 %, by chance on 32, 62 and 38 %
+    assert diagnosis.agreement["mean"] == 0.6
+    assert diagnosis.agreement["chance"] == 0.44
+    assert abs(diagnosis.kappa - (0.08 / 0.68 + 0.28 / 0.38 + 0.12 / 0.62) / 3) < 1e-12
+
+
 def test_a_few_predictions_prove_nothing() -> None:
     assert said(Diagnosis(2), votes("north", [0, 1] * 5), votes("south", [1, 0] * 5)) == []
 
