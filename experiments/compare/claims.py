@@ -16,7 +16,7 @@ from fedstill.experiments.compare.intervals import half_width
 from fedstill.experiments.compare.pictures import COLOURS, PAGE_DPI, STYLE, figure_of
 from fedstill.experiments.compare.results import Results
 from fedstill.experiments.compare.significance import Difference, Spread, holm, paired, spread
-from fedstill.experiments.compare.tables import Claim
+from fedstill.experiments.compare.tables import Claim, Table
 
 POINTS = 100.0  # scores are shares; differences are easier to read in points
 
@@ -72,16 +72,21 @@ def _ask(name: str, claim: Claim, family: Sequence[Results]) -> Finding:
             continue
         second = claim.second or _complete_best(results, column)
         if second is None or not (results.rows[claim.first].whole and results.rows[second].whole):
-            untold.append(table.settings.title)
+            untold.append(_short(table))
             continue
         ours, theirs = results.values(claim.first, column), results.values(second, column)
         if ours and theirs:
             sign = -1.0 if column.lower_is_better else 1.0
             pairs = [(sign * ours[seed], sign * theirs[seed]) for seed in ours]
-            tests[table.settings.title] = paired([a for a, _ in pairs], [b for _, b in pairs])
-            seconds[table.settings.title] = table.title(second)
+            tests[_short(table)] = paired([a for a, _ in pairs], [b for _, b in pairs])
+            seconds[_short(table)] = table.title(second)
     evidence = [Evidence(title, seconds[title], test) for title, test in holm(tests).items()]
     return Finding(name, claim, evidence, untold)
+
+
+def _short(table: Table) -> str:
+    """Return what tells a table from the others of its file: its title behind the colon, if it has one."""
+    return table.settings.title.partition(": ")[2] or table.settings.title
 
 
 def _complete_best(results: Results, column: Column) -> str | None:
@@ -191,6 +196,6 @@ def forest(one: Finding, path: Path) -> None:
             names,
         )
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("points of difference, 95 % interval; filled: sure after correction")
-        axes.set_title(one.claim.says, loc="left", fontsize=10)
+        axes.set_xlabel("points; filled: sure after correction")
+        figure.suptitle(one.claim.says, x=0.01, ha="left", fontsize=10)
         figure.savefig(path, dpi=2 * PAGE_DPI)

@@ -67,16 +67,16 @@ def test_a_cost_is_no_score(tmp_path: Path) -> None:
 def test_a_table_without_all_its_baselines_tells_nothing(tmp_path: Path, family: list[Results]) -> None:
     (tmp_path / family[1].table.name / "mhat" / "seed-2" / "done.json").unlink()  # may have been the best one
     best, pair = findings([family[0], Results(family[1].table, family[1].out)])
-    assert [one.table for one in best.evidence] == ["A table: Easy"]
-    assert best.untold == pair.untold == ["A table: Hard"]
-    assert "Not finished: A table: Hard." in markdown([best])
+    assert [one.table for one in best.evidence] == ["Easy"]
+    assert best.untold == pair.untold == ["Hard"]
+    assert "Not finished: Hard." in markdown([best])
 
 
 def test_what_is_written_can_be_read_and_seen(tmp_path: Path, family: list[Results]) -> None:
     write_claims(family, tmp_path / "claims")
     text = (tmp_path / "claims" / "claims.md").read_text()
     assert "## MHAT is above DS-FL" in text
-    assert "| A table: Easy | MHAT | **+10.00 ± 2.48** |" in text  # 4.303 x 0.01 / sqrt(3)
+    assert "| Easy | MHAT | **+10.00 ± 2.48** |" in text  # 4.303 x 0.01 / sqrt(3)
     for name in ("best", "pair"):
         assert (tmp_path / "claims" / f"forest-{name}.png").read_bytes()[1:4] == b"PNG"
 
