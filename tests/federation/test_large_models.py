@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch._inductor.cpp_builder import cpp_compiler_search
 
-from fedstill.common.config import LearnerConfig, RunConfig, TrainConfig
+from fedstill.common.config import LearnerConfig, RunConfig, SiteConfig, TrainConfig
 from fedstill.common.data.tasks import TASKS
 from fedstill.common.maths.losses import cross_entropy
 from fedstill.common.models.learner import Learner
@@ -114,6 +114,9 @@ def test_what_cannot_be_compiled_is_refused_before_the_run(
 ) -> None:
     with pytest.raises(ValueError, match="compile takes whole models"):
         small("central.freeze=1", "central.compile=true")
+    private = {"epsilon": 1.0, "train": "dp-sgd", "epochs": 1}
+    with pytest.raises(ValueError, match="DP-SGD takes each text's own gradient"):
+        SiteConfig.model_validate({"name": "north", "compile": True, "privacy": private})
     with pytest.raises(ValueError, match="take compile out"):
         federation(small(*QUICK, "method.name=fedid", "method.feedback=exact", "central.compile=true"))
     monkeypatch.setenv("PATH", "")
