@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable fuzz soak soak-short lint types tree check \
-	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-scale bench-path bench-models bench-features bench-defaults pretrain clean results-fedid results-adafd results-sinkhorn results-evenhand results-atc results-feddrs bench-first bench-start bench-wan
+	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-peers bench-scale bench-path bench-models bench-features bench-defaults pretrain clean results-fedid results-adafd results-sinkhorn results-evenhand results-atc results-feddrs bench-first bench-start bench-wan
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -131,6 +131,9 @@ bench-path: $(READY) ## our functions and files that one FedID batch passes; wri
 
 bench-pipeline: $(READY) ## FedID plain and overlapped: wall time under 10, 50 and 200 ms, accuracy over 20 seeds; writes experiments/bench/pipeline.json
 	$(BIN)/python experiments/bench/pipeline.py
+
+bench-peers: $(READY) ## FedAvg beside Flower's own, local training beside HF's Trainer and a plain loop; writes experiments/bench/peers.json
+	$(BIN)/python experiments/bench/peers.py
 
 bench-scale: $(READY) ## 8 to 512 sites in one process and in Flower's simulation: seconds and memory; writes experiments/bench/scale.json and a picture
 	$(BIN)/python experiments/bench/scale.py

@@ -15,6 +15,7 @@ from fedstill.client.node import Node
 from fedstill.client.own_task import make_node
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig, SiteConfig
+from fedstill.common.memory import give_back, one_heap
 from fedstill.common.wire import Ask, Facts, Reply
 
 
@@ -27,6 +28,7 @@ class Residents:
         self._away: set[str] = set()
         self._number = 0
         self.swaps = 0
+        one_heap()
 
     def node(self, name: str) -> Node:
         """Return a site, taken up from disk if it was put away."""
@@ -50,6 +52,7 @@ class Residents:
         node.put_away(self._number)
         node.close()
         self._away.add(name)
+        give_back()  # or what the C library keeps of each site adds up to more than the sites in memory
 
 
 class Swapped:

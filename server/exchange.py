@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from fedstill.common.memory import give_back, one_heap
 from fedstill.common.readable import plain
 from fedstill.common.states import LazyState
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
@@ -41,7 +42,6 @@ from fedstill.common.wire.heads import Forms
 from fedstill.common.wire.messages import with_items
 from fedstill.common.wire.spool import Spool
 from fedstill.server.admission import why_no_name
-from fedstill.server.memory import give_back, one_heap
 
 Outbox = queue.SimpleQueue[Frame | None]
 GREETING = 20.0  # seconds in which a caller must send HELLO: every stream holds a thread

@@ -115,6 +115,8 @@ class FedID(Method):
     def prepare(self, fed: Federation) -> None:
         if self.p.feedback == "exact" and fed.config.train.clip is not None:
             raise ValueError("feedback = 'exact' goes through the whole step, and train.clip cuts it; take one out")
+        if self.p.feedback == "exact" and fed.config.central.compile:
+            raise ValueError("feedback = 'exact' differentiates a step, which torch.compile cannot; take compile out")
         if self.p.feedback != "none" and not len(fed.central.labelled):
             raise ValueError(
                 "fedid's feedback is measured on the server's labelled texts, and data.labelled is 0; give it some, "

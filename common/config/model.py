@@ -40,6 +40,7 @@ class ModelConfig(Section):
     precision: Precision = "auto"
     attention: Literal["sdpa", "eager"] | None = None
     recompute: bool = False
+    compile: bool = False
     device: str = "auto"
 
 
@@ -85,12 +86,16 @@ class LearnerConfig(Section):
     # sdpa: torch's fused attention, flash where the GPU has it; eager: plain; by default transformers' choice
     attention: Literal["sdpa", "eager"] | None = None
     recompute: bool = False  # compute activations again in the backward pass instead of keeping them: for large models
+    # torch.compile: the model's passes as machine code, made at the first batches, for minutes; needs g++ or clang
+    compile: bool = False
     # parts into which each batch of local training and distillation is cut: the same step in less memory
     accumulate: int = Field(1, ge=1)
     threads: int | None = Field(None, ge=1)  # CPU threads of torch; by default torch's own choice
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> Self:
+        if self.compile and self.freeze is not None:
+            raise ValueError("compile takes whole models, and freeze runs a part of one from a cache: take one out")
         if self.freeze == "encoder":
             if self.lora:
                 raise ValueError(
@@ -124,5 +129,6 @@ class LearnerConfig(Section):
             precision=self.precision,
             attention=self.attention,
             recompute=self.recompute,
+            compile=self.compile,
             device=self.device,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -152,6 +152,14 @@ class SiteConfig(LearnerConfig):
     stream: str | None = None  # address of the stream, if the advertised one cannot be reached
     limits: LimitsConfig = LimitsConfig()  # what may leave
     approval: ApprovalConfig | None = None  # whether runs need this site's yes
+
+    @model_validator(mode="after")
+    def _gradients_by_text(self) -> Self:
+        if self.compile and self.privacy is not None and self.privacy.train:
+            raise ValueError(
+                "DP-SGD takes each text's own gradient, which compiled models hide: take compile out"
+            )
+        return self
 
 
 class SiteFile(SiteConfig):

@@ -83,7 +83,7 @@ class CausalModel(TextModel):
 
     def _vocabulary(self, inputs: dict[str, Tensor], places: Tensor) -> Tensor:
         """Return scores over the vocabulary at these positions of each text; elsewhere they would cost most of all."""
-        base = self._base()
+        base = self.base()
         hidden = base.base_model(**inputs, use_cache=False).last_hidden_state
         rows = torch.arange(len(hidden), device=self.device)[:, None]
         return at_least_float32(base.get_output_embeddings()(hidden[rows, places]))

@@ -67,6 +67,8 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
             if lora:
                 net = _with_lora(net, lora, config.name, lower)
             model = (CausalModel if answers_by_words(config, settings) else TextModel)(net, *rest)
+            if config.compile:
+                _compile(config, model)
             if lower:
                 model.lower = LowerLayers(model.net, lower, model.dtype, config.cache_mb)
     model.pretrained = comes_trained(config.name)
@@ -144,6 +146,25 @@ def _quantized(config: ModelConfig) -> dict[str, Any]:
 
     four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     return {"quantization_config": four}
+
+
+def _compile(config: ModelConfig, model: TextModel) -> None:
+    """Compile a model's passes in place, so that its parameters keep their names; refuse a machine that cannot."""
+    if model.device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler as error:
+            raise ModelError(
+                f"model {config.name}: compile = true needs a C++ compiler, and this machine has none; install g++ or "
+                "clang (CXX names another one), or take compile out"
+            ) from error
+    elif importlib.util.find_spec("triton") is None:
+        raise ModelError(f"model {config.name}: compile = true on {model.device} needs triton; take compile out")
+    for part in [model.net, *([model.base().get_encoder()] if model.writes else [])]:  # T5's encoder is called alone
+        part.compile(dynamic=True)  # batches differ in length
 
 
 Rest = tuple[Any, Task, int, torch.device, bool]  # tokenizer, task, longest text, device, bfloat16

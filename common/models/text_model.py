@@ -117,7 +117,7 @@ class TextModel(nn.Module):
         inputs = onto(batch, self.device)
         with self._above_frozen(inputs), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             if self.writes:
-                encoded = self._base().get_encoder()(**inputs, output_hidden_states=True)
+                encoded = self.base().get_encoder()(**inputs, output_hidden_states=True)
                 logits, states = self._write(inputs, encoded.last_hidden_state), encoded.hidden_states
             else:
                 output = self.net(**inputs, output_hidden_states=True)
@@ -130,7 +130,7 @@ class TextModel(nn.Module):
         """Refuse a model that cannot take embeddings as inputs."""
         if self.lower is not None:
             raise ModelError(NO_EMBEDDINGS)
-        base = self._base()
+        base = self.base()
         entry = base.get_encoder().forward if self.writes else base.forward
         if "inputs_embeds" not in inspect.signature(entry).parameters:
             raise ModelError(
@@ -141,7 +141,7 @@ class TextModel(nn.Module):
     @property
     def embedding(self) -> nn.Embedding:
         """The word embeddings, without what the model adds to them (positions, norms)."""
-        table: nn.Embedding = self._base().get_input_embeddings()
+        table: nn.Embedding = self.base().get_input_embeddings()
         return table
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class TextModel(nn.Module):
             if not self.writes:
                 logits = self.net(inputs_embeds=theta, attention_mask=mask).logits
                 return at_least_float32(logits), labels
-            base, targets = self._base(), self._words[labels]
+            base, targets = self.base(), self._words[labels]
             states = base.get_encoder()(inputs_embeds=theta, attention_mask=mask).last_hidden_state
             output = self.net(
                 encoder_outputs=(states,),
@@ -188,7 +188,8 @@ class TextModel(nn.Module):
         """Whether only a part of the model is trained and travels."""
         return self.adapted or self.lower is not None
 
-    def _base(self) -> Any:
+    def base(self) -> Any:
+        """Return the model without its adapters' wrapper."""
         return self.net.get_base_model() if self.adapted else self.net
 
     def _write(self, inputs: dict[str, Tensor], states: Tensor | None = None) -> Tensor:
@@ -198,7 +199,7 @@ class TextModel(nn.Module):
         classifiers' logits that offset would outweigh the model's prediction.
         """
         texts, classes = len(inputs["input_ids"]), len(self._words)
-        base = self._base()
+        base = self.base()
         if states is None:
             states = base.get_encoder()(**inputs).last_hidden_state
         targets = self._words.repeat(texts, 1)

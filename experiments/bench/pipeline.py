@@ -5,7 +5,8 @@ loopback delays every byte by half of the round trip in each direction. Only the
 from the first Ask for predictions on. Plain and overlapped runs take turns.
 
 Accuracy: paired seeds on film reviews with heads on cached features (frozen small encoders), four sites, in one
-process; the difference is taken seed by seed. The figures go to experiments/bench/pipeline.json.
+process; the difference is taken seed by seed. The figures go to experiments/bench/pipeline.json. `pipeline.py times 1`
+measures times alone, in one turn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -160,23 +163,23 @@ def timed(count: int, round_trip: float, pipeline: int, folder: Path) -> float:
             process.wait(30)
 
 
-def times() -> list[dict[str, float]]:
-    """Every number of sites and round trip; plain and overlapped in turns, medians."""
-    rows = []
+def times(turns: int, keep: Callable[[list[dict[str, float]]], None]) -> None:
+    """Every number of sites and round trip; plain and overlapped in turns, medians. Each row is kept at once."""
+    rows: list[dict[str, float]] = []
     for count in SITES:
         for round_trip in ROUND_TRIPS:
             taken: dict[int, list[float]] = {0: [], 1: []}
-            for _ in range(TURNS):
+            for _ in range(turns):
                 for pipeline in taken:
                     with tempfile.TemporaryDirectory() as folder:
                         taken[pipeline].append(timed(count, round_trip, pipeline, Path(folder)))
             plain, overlapped = statistics.median(taken[0]), statistics.median(taken[1])
             row = {"sites": count, "round_trip": round_trip, "plain": plain, "overlapped": overlapped,
-                   "ratio": plain / overlapped}  # fmt: skip
+                   "ratio": plain / overlapped, "turns": turns, "load": os.getloadavg()[0]}  # fmt: skip
             rows.append(row)
+            keep(rows)
             print(f"{count} sites, {1000 * round_trip:.0f} ms: plain {plain:.2f} s, overlapped {overlapped:.2f} s, "
                   f"{row['ratio']:.2f} x faster", flush=True)  # fmt: skip
-    return rows
 
 
 # --- accuracy ---
@@ -209,12 +212,17 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     target = Path(__file__).with_suffix(".json")
     known = json.loads(target.read_text()) if target.exists() else {}
-    parts = sys.argv[1:] or ["times", "accuracy"]
+    parts = [part for part in sys.argv[1:] if not part.isdigit()] or ["times", "accuracy"]
+    turns = next((int(part) for part in sys.argv[1:] if part.isdigit()), TURNS)
+
+    def keep(part: str, figures: object) -> None:
+        known[part] = figures
+        target.write_text(json.dumps(known, indent=1) + "\n")
+
     if "times" in parts:
-        known["times"] = times()
+        times(turns, partial(keep, "times"))
     if "accuracy" in parts:
-        known["accuracy"] = accuracy()
-    target.write_text(json.dumps(known, indent=1) + "\n")
+        keep("accuracy", accuracy())
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from fedstill.common.config import RunConfig
 from fedstill.common.config.files import load_run
 from fedstill.deploy.launch.process import assemble
 
-SIZES = {"process": (8, 32, 128, 512), "simulation": (8, 32, 128)}
+SIZES = {"process": (8, 32, 128, 512), "simulation": (8, 32, 128, 512)}
 ROUNDS = 3
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
