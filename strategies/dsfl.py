@@ -9,14 +9,14 @@ from pydantic import Field
 from fedstill.common.maths.ensemble import entropy_reduction
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.formulas import both_ways
-from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
+from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, TaughtMethod, TaughtParams, ask_predictions
 from fedstill.strategies.secure_sum import summed
 
 if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 
-class DSFLParams(EnsembleParams):
+class DSFLParams(EnsembleParams, TaughtParams):
     """Original: mean of probabilities, uniform weights, soft targets. FedID's code: mean of logits, hard targets."""
 
     temperature: float = Field(0.1, gt=0)
@@ -25,7 +25,7 @@ class DSFLParams(EnsembleParams):
     weights: Literal["size", "uniform"] = "uniform"
 
 
-class DSFL(EnsembleMethod):
+class DSFL(EnsembleMethod, TaughtMethod):
     """Sites predict the whole public set; server and sites distil the sharpened mean."""
 
     name = "ds-fl"
@@ -57,5 +57,6 @@ class DSFL(EnsembleMethod):
         mean = self.mean_logits(replies) if logits else self.mean_probabilities(replies)
         targets = entropy_reduction(mean, self.p.temperature)  # aggregate: ERA
         loss = self.distil_at_server(fed, rows, targets, self.p.target)
+        self.learn_labelled(fed)
         yield self.distil_at_sites(fed, rows, targets, self.p.target, names(replies))  # broadcast, distil
         return {"loss": loss}

@@ -17,7 +17,14 @@ from fedstill.common.wire.checks import class_counts
 from fedstill.common.wire.typed import Message
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.formulas import once
-from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions, logits_of
+from fedstill.strategies.predictions import (
+    EnsembleMethod,
+    EnsembleParams,
+    TaughtMethod,
+    TaughtParams,
+    ask_predictions,
+    logits_of,
+)
 from fedstill.strategies.verbs import Nothing, site_verb
 
 if TYPE_CHECKING:
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 
-class FedKDParams(EnsembleParams):
+class FedKDParams(EnsembleParams, TaughtParams):
     """`class_weights`: n_kc / sum_k n_kc on the logit of class c, instead of one weight a site."""
 
     class_weights: bool = False
@@ -34,7 +41,7 @@ class FedKDParams(EnsembleParams):
     temperature: float = Field(1.0, gt=0)  # of kl alone
 
 
-class FedKD(EnsembleMethod):
+class FedKD(EnsembleMethod, TaughtMethod):
     """One shot: sites train, predict once, and the central model learns; nothing goes back."""
 
     name = "fedkd"
@@ -50,6 +57,7 @@ class FedKD(EnsembleMethod):
     p: FedKDParams
 
     def prepare(self, fed: Federation) -> None:
+        super().prepare(fed)
         if fed.config.rounds > 1:
             raise ValueError(
                 f"fedkd is one shot, all of it happens in the first round, and rounds is {fed.config.rounds}; "
@@ -76,8 +84,10 @@ class FedKD(EnsembleMethod):
             z = mean_predictions(logits_of(replies), weights)
         else:
             z = self.mean_logits(replies)
-        loss = self._loss(z, fed.central.learner.model.device)
-        return {"loss": fed.central.fit_public(rows, loss, self.p.distill_epochs, self.practice(fed))}
+        distance = self._loss(z, fed.central.learner.model.device)
+        loss = fed.central.fit_public(rows, distance, self.p.distill_epochs, self.practice(fed))
+        self.learn_labelled(fed)
+        return {"loss": loss}
 
     def _loss(self, z: Matrix, device: torch.device) -> Callable[[Tensor, Rows], Tensor]:
         t = self.p.temperature

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from fedstill.common.maths.ensemble import mean_predictions, softmax
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.formulas import both_ways
-from fedstill.strategies.predictions import PredictingMethod, PredictingParams, ask_predictions, logits_of
+from fedstill.strategies.predictions import TaughtMethod, TaughtParams, ask_predictions, logits_of
 from fedstill.strategies.secure_sum import summed
 
 if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 
-class MHATParams(PredictingParams):
+class MHATParams(TaughtParams):
     """`kl` (AdaFD's variant) keeps the predictions soft on both ways; `hard` takes each one's argmax."""
 
     loss: Literal["hard", "kl"] = "hard"
 
 
-class MHAT(PredictingMethod):
+class MHAT(TaughtMethod):
     """The central model learns from every site's predictions, and its own predictions teach the sites."""
 
     name = "mhat"
@@ -43,6 +43,7 @@ class MHAT(PredictingMethod):
             loss = self.distil_at_server(fed, rows, mean, "kl")
         else:
             loss = self.distil_at_server(fed, rows, self.votes(replies), "soft")
+        self.learn_labelled(fed)
         central = fed.central.predict(rows)
         yield self.distil_at_sites(fed, rows, softmax(central) if kl else central, self.p.loss, names(replies))
         return {"loss": loss}
