@@ -14,10 +14,11 @@ import pytest
 from scipy import stats
 
 from fedstill.common.config import ConfigError
+from fedstill.experiments.compare.columns import Column
 from fedstill.experiments.compare.formatting import gaps, order_text
 from fedstill.experiments.compare.pictures import together
 from fedstill.experiments.compare.report import as_csv, markdown, write_report
-from fedstill.experiments.compare.results import Results
+from fedstill.experiments.compare.results import Results, value_of
 from fedstill.experiments.compare.runner import Progress, Run, run_folder, state_of
 from fedstill.experiments.compare.significance import Difference, agreement, detectable, holm, paired, spread
 from fedstill.experiments.compare.tables import Table
@@ -151,6 +152,24 @@ def test_a_column_that_no_run_has_says_which_scores_there_are(file: Path, tmp_pa
     file.write_text(TABLE.replace("central.accuracy", "central.f1"))
     with pytest.raises(ConfigError, match=r"column central\.f1: the runs have no score 'f1', but: accuracy"):
         markdown(measured(file, tmp_path / "out", ours=[0.7, 0.8, 0.9]))
+
+
+def test_own_scores_by_data_set_and_over_data_sets() -> None:
+    """ATC's tables: a data set's sites are averaged first, then its scores, then the data sets."""
+    own = {
+        "imdb-1": {"accuracy": 0.8},
+        "squad-1": {"exact_match": 0.2, "f1": 0.4},
+        "squad-2": {"exact_match": 0.4, "f1": 0.6},
+    }
+    summary = {"method": "atc", "sites": dict.fromkeys(own), "own": own}
+    assert value_of(Column("own.squad.f1"), summary) == pytest.approx(0.5)
+    assert value_of(Column("own.squad.mean"), summary) == pytest.approx(0.4)
+    both = Column("own.imdb+squad.mean")
+    assert both.is_known
+    assert both.title == "mean of imdb, squad"
+    assert value_of(both, summary) == pytest.approx((0.8 + 0.4) / 2)
+    with pytest.raises(ConfigError, match=r"there is no site msqg; sites: imdb-1, squad-1, squad-2"):
+        value_of(Column("own.imdb+msqg.mean"), summary)
 
 
 def test_a_mean_of_the_last_rounds_leaves_out_the_rest(file: Path, tmp_path: Path) -> None:
