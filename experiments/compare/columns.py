@@ -69,7 +69,7 @@ class Column:
     @property
     def lower_is_better(self) -> bool:
         """Whether lower values are better: distances and costs."""
-        return not self.is_score or self.score == "semantic_distance"
+        return not self.is_score or self.score.startswith("semantic_distance")  # of all domains, or of one
 
     @property
     def title(self) -> str:

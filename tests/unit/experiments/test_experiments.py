@@ -48,8 +48,10 @@ def test_every_table_names_its_rows_and_scores(file: Path) -> None:
         assert all(one.title(row) != row for row in one.rows)  # every row has a title of its own
         assert len(settings.seeds) >= 3
         by_domain = {  # sites are called as their domains
-            f"{score}_{site.name}" for config in one.rows.values() if config.data.partition == "domain"
-            for site in config.sites for score in SCORES
+            f"{score}_{domain}" for config in one.rows.values() if config.data.partition == "domain"
+            for domain in (*(site.name for site in config.sites), *(config.data.domains or ()),
+                           *(config.data.labelled_domains or ()))
+            for score in SCORES
         }  # fmt: skip
         for column in settings.columns:
             whose, score = column.rpartition(".")[0], Column(column).score

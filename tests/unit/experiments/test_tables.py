@@ -154,6 +154,18 @@ def test_a_column_that_no_run_has_says_which_scores_there_are(file: Path, tmp_pa
         markdown(measured(file, tmp_path / "out", ours=[0.7, 0.8, 0.9]))
 
 
+@pytest.mark.parametrize("score", ["semantic_distance", "semantic_distance_tweets"])
+def test_a_shorter_distance_is_better_in_one_domain_as_in_all(file: Path, tmp_path: Path, score: str) -> None:
+    file.write_text(TABLE.replace("central.accuracy", f"central.{score}"))
+    table = read_table(file)
+    for row, value in (("ours", 0.5), ("mhat", 0.7)):
+        for seed in (1, 2, 3):
+            finish(table, tmp_path / "out", row, seed, 0.5)
+            path = run_folder(tmp_path / "out", row, seed) / "summary.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "central": {score: value}}))
+    assert Results(table, tmp_path / "out").best(table.columns[0]) == ["ours"]
+
+
 def test_own_scores_by_data_set_and_over_data_sets() -> None:
     """ATC's tables: a data set's sites are averaged first, then its scores, then the data sets."""
     own = {
