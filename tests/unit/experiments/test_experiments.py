@@ -151,6 +151,14 @@ def test_feddrs_has_a_client_for_each_task_where_tasks_are_not_mixed() -> None:
     assert clients == {"t5-alpha0": 8, "roberta-alpha0.5": 20}
 
 
+def test_every_row_of_feddrs_tables_has_its_local_training() -> None:
+    wanted = {"optimizer": "adafactor", "optimizer_state": "fresh", "samples": 250, "balance": True, "local_epochs": 5}
+    for name in ("roberta-alpha0", "roberta-alpha0.5", "t5-alpha0.05", "sampling"):
+        for row, config in table(f"feddrs-{name}").rows.items():
+            assert find_method(config.method)[1].model_dump().items() >= wanted.items(), (name, row)
+            assert config.train.learning_rate == 1e-3
+
+
 def test_feddrs_reports_the_last_five_rounds_and_each_kind_of_pseudo_text() -> None:
     assert [column.rounds for column in table("feddrs-roberta-alpha0").columns] == [5, 5]
     one = table("feddrs-sampling")
