@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import math
@@ -165,31 +166,42 @@ class LocalModel:
 
     def _choose(self, model: Any, tokenizer: Any, prompt: str, numbers: int) -> str:
         """Return the likeliest of the possible numbers, one after the other, each after those before it."""
+        import torch
+
         answer = ""
-        for _ in range(numbers):
-            tried = [f"{answer}{', ' if answer else ''}{number}" for number in POSSIBLE]
-            answer = max(tried, key=lambda text: self._likelihood(model, tokenizer, prompt, text))
+        with torch.inference_mode():
+            likelihood = self._likelihoods(model, tokenizer, prompt)
+            for _ in range(numbers):
+                answer = max((f"{answer}{', ' if answer else ''}{number}" for number in POSSIBLE), key=likelihood)
         return answer
 
-    def _likelihood(self, model: Any, tokenizer: Any, prompt: str, answer: str) -> float:
-        """log P(answer | prompt)."""
+    def _likelihoods(self, model: Any, tokenizer: Any, prompt: str) -> Callable[[str], float]:
+        """Return log P(answer | prompt) as a function of the answer; the prompt is read once."""
         import torch
 
         asked = tokenizer(prompt, return_tensors="pt").input_ids
-        told = tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids
-        with torch.inference_mode():
+        read = model.get_encoder()(input_ids=asked) if self.both_ways else model(input_ids=asked, use_cache=True)
+
+        def likelihood(answer: str) -> float:
+            told = tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids
             if self.both_ways:
-                logits = model(input_ids=asked, labels=told).logits[0]
+                logits = model(encoder_outputs=read, labels=told).logits[0]
             else:
-                logits = model(input_ids=torch.cat([asked, told], dim=1)).logits[0, asked.shape[1] - 1 : -1]
-        return float(logits.log_softmax(dim=-1).gather(1, told[0].unsqueeze(1)).sum())
+                more = model(input_ids=told, past_key_values=copy.deepcopy(read.past_key_values)).logits
+                logits = torch.cat([read.logits[0, -1:], more[0, :-1]])
+            return float(logits.log_softmax(dim=-1).gather(1, told[0].unsqueeze(1)).sum())
+
+        return likelihood
 
     def _load(self) -> tuple[Any, Any]:
+        import torch
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
         kind: Any = AutoModelForSeq2SeqLM if self.both_ways else AutoModelForCausalLM
         with quiet():
-            model = kind.from_pretrained(self.folder, local_files_only=True, use_safetensors=True)
+            model = kind.from_pretrained(
+                self.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+            )  # half precision is slow on a CPU
             return model.eval(), AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
 
 
