@@ -201,22 +201,30 @@ class Node:
         self.learner.load_state(state)
         self.pending = ()
 
-    def train_privately(self, epochs: int, practice: Practice, loss: Loss | None = None) -> list[float]:
-        """Train on the private texts, each epoch one pass or `train.epoch_steps`; return each epoch's mean loss."""
-        steps = self.config.train.epoch_steps
+    def train_privately(
+        self, epochs: int, practice: Practice, loss: Loss | None = None, most: int | None = None
+    ) -> list[float]:
+        """Train on the private texts, each epoch one pass or `train.epoch_steps`; return each epoch's mean loss.
+
+        `most`: on at most so many of them, drawn for this call.
+        """
+        steps, value = self.config.train.epoch_steps, loss or self.private_loss
+        drawn = np.arange(len(self.private))
+        if most is not None and most < len(drawn):
+            if self.guard is not None and self.guard.trains:
+                raise WireError("this site trains by DP-SGD, which draws its own texts; it takes no method.samples")
+            drawn = torch.randperm(len(drawn)).numpy()[:most]
         if self.guard is not None and self.guard.trains:
             from fedstill.client.release.dp_training import fit_privately  # Opacus takes a second to import
 
             batch, total = self.learner.batch_size, None if steps is None else steps * epochs
             plan, multiplier = self.guard.charge_training(len(self.private), batch, epochs, total)
             clip = self.guard.settings.clip
-            return fit_privately(
-                self.learner, self.lessons, loss or self.private_loss, plan, practice, clip, multiplier
-            )
+            return fit_privately(self.learner, self.lessons, value, plan, practice, clip, multiplier)
         return self.learner.fit(
             self.lessons,
-            np.arange(len(self.private)),
-            loss or self.private_loss,
+            drawn,
+            lambda outputs, places: value(outputs, drawn[places]),
             epochs,
             "local",
             practice,

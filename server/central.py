@@ -201,7 +201,17 @@ class CentralModel:
         with learner.at("test"):
             logits = learner.predict(self.test_texts, np.arange(len(self.test_texts)))
         arguments = (self.task, np.asarray(self.texts.test.labels), logits, self.texts.test.domains)
-        return task_scores(*arguments) | domain_scores(*arguments)
+        return task_scores(*arguments) | domain_scores(*arguments) | self._second_test(learner)
+
+    def _second_test(self, learner: Learner) -> dict[str, float]:
+        """Return the scores on the second test set, under its name."""
+        second = self.texts.second
+        if second is None:
+            return {}
+        with learner.at("test"):
+            logits = learner.predict(learner.model.encode(second.texts), np.arange(len(second)))
+        found = task_scores(self.task, np.asarray(second.labels), logits, second.domains)
+        return {f"{name}_{self.config.task.second_test}": value for name, value in found.items()}
 
     def centralized(self, epochs: int, practice: Practice) -> dict[str, float]:
         """Train the same model on all private texts in one place, as a yardstick, and test it."""

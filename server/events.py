@@ -122,6 +122,9 @@ EVENTS: Mapping[str, Event] = {
             "classes": "by site: how often it puts each class first",
         },
     ),
+    "local_losses": Event(
+        "Mean loss of each local epoch of the round, where sites tell it.", {**ROUND, "sites": "losses by site"}
+    ),
     "pseudo_labels": Event(
         "What sites say of the public texts in one pass over them; of every method that exchanges predictions.",
         {

@@ -67,6 +67,7 @@ class Federation:
         self.touched: set[str] = set()  # sites that may have changed since
         self.heard_at: dict[str, float] = {}  # when each site's last usable answer came
         self._missed: dict[str, str] = {}  # why a site's last answer was of no use
+        self.local_losses: dict[str, list[float]] = {}  # of this round's local epochs, by site
         self._step, self._phase = 0, "start"
         self.link: Link  # how the sites are reached; set by `run`
         self.sites: dict[str, Facts] = {}  # the greeting of each site, in the run's order
@@ -166,6 +167,9 @@ class Federation:
             findings = self.diagnosis.after_round(metrics, self.results.central(), self.results.sites())
             if self.diagnosis.agreement:
                 self.event("agreement", **self.diagnosis.agreement)
+            if self.local_losses:
+                self.event("local_losses", sites=self.local_losses)
+                self.local_losses = {}
             for facts, right in self.pseudo.after_round():
                 self.event("pseudo_labels", **facts)
                 if right is not None:
@@ -289,6 +293,9 @@ class Federation:
         self.pulse.heard(self.number, reply.node)
         if reply.node in self.away:
             self.event("readmitted", site=reply.node, missed=self.away.pop(reply.node))
+        losses = reply.metrics.get("losses")
+        if isinstance(losses, list) and losses and all(isinstance(loss, int | float) for loss in losses):
+            self.local_losses[reply.node] = [*self.local_losses.get(reply.node, []), *map(float, losses)]
         if "privacy" in reply.metrics:
             self.results.privacy[reply.node] = reply.metrics["privacy"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -57,6 +58,18 @@ class RestartingParams(Params):
 
     epoch_calls: bool = False  # a new AdamW every epoch, whose rate falls by 1 / epochs and starts anew
 
+
+class BalancedParams(Params):
+    """FedDRS's local training, which the other rows of its tables have too."""
+
+    optimizer: Literal["adamw", "adafactor", "adafactor_unscaled"] = "adamw"
+    samples: int = Field(0, ge=0)  # texts that a site draws for a round; 0: all it has
+    balance: bool = False  # no site trains on more texts than the smallest one that takes part
+
+
+# FedDRS, section 5.1.
+BALANCED = {"optimizer": "adafactor", "optimizer_state": "fresh", "samples": 250, "balance": True,
+            "local_epochs": 5, "participation": 0.8}  # fmt: skip
 
 Made = TypeVar("Made")
 
@@ -185,6 +198,22 @@ class RestartingMethod(Method):
         if not self.p.epoch_calls:
             return [(epochs, self.practice(fed))]
         return [(1, Practice(fresh=True, decay=(0.0, 1.0 / epochs)))] * epochs
+
+
+class BalancedMethod(Method):
+    """A method whose sites may train on as many texts, with another optimizer."""
+
+    p: BalancedParams
+
+    def practice(self, fed: Federation, start: float = 0.0, end: float = 1.0) -> Practice:
+        """With the optimizer of the parameters."""
+        return replace(super().practice(fed, start, end), optimizer=self.p.optimizer)
+
+    def most_texts(self, fed: Federation) -> int | None:
+        """Return on how many texts a site may train in this round; None: on all that it has."""
+        sizes = [int(fed.sites[name]["texts"]) for name in fed.participants]
+        smallest = min((size for size in sizes if size), default=0) if self.p.balance else 0
+        return min((limit for limit in (self.p.samples, smallest) if limit), default=None)
 
 
 def names(replies: list[Reply]) -> tuple[str, ...]:

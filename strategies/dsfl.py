@@ -12,14 +12,14 @@ from fedstill.common.wire import Ask, Reply
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.early import NO_SUMS, EarlyParams
 from fedstill.strategies.formulas import both_ways
-from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions
+from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, TaughtMethod, TaughtParams, ask_predictions
 from fedstill.strategies.secure_sum import summed
 
 if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 
-class DSFLParams(EnsembleParams, EarlyParams):
+class DSFLParams(EnsembleParams, TaughtParams, EarlyParams):
     """Original: mean of probabilities, uniform weights, soft targets. FedID's code: mean of logits, hard targets."""
 
     temperature: float = Field(0.1, gt=0)
@@ -28,7 +28,7 @@ class DSFLParams(EnsembleParams, EarlyParams):
     weights: Literal["size", "uniform"] = "uniform"
 
 
-class DSFL(EnsembleMethod):
+class DSFL(EnsembleMethod, TaughtMethod):
     """Sites predict the whole public set; server and sites distil the sharpened mean."""
 
     name = "ds-fl"
@@ -71,7 +71,9 @@ class DSFL(EnsembleMethod):
         if not self.p.pipeline:
             central.result()
         yield lesson  # broadcast, distil
-        return {"loss": central.result()}
+        loss = central.result()
+        self.learn_labelled(fed)
+        return {"loss": loss}
 
     def targets(self, replies: list[Reply]) -> Matrix:
         """Aggregate: ERA."""

@@ -19,7 +19,7 @@ from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Reply, WireError, items
 from fedstill.common.wire.checks import same_shapes
 from fedstill.common.wire.typed import Message
-from fedstill.strategies.base import Method, Params, Round, names, texts_of
+from fedstill.strategies.base import BALANCED, BalancedMethod, BalancedParams, Round, names, texts_of
 from fedstill.strategies.parameters import TrainShared, train_shared
 from fedstill.strategies.verbs import Shield, site_verb
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MODEL = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-class FedAUXParams(Params):
+class FedAUXParams(BalancedParams):
     """The public texts are the auxiliary ones: a share `negatives` of them stands for texts that are nobody's."""
 
     distill_epochs: int = Field(1, ge=1)
@@ -66,7 +66,7 @@ class Scored(Message):
     texts: int
 
 
-class FedAUX(Method):
+class FedAUX(BalancedMethod):
     """FedAvg, then the mean is taught by the ensemble, each site counting where texts look like its own."""
 
     name = "fedaux"
@@ -75,7 +75,7 @@ class FedAUX(Method):
     presets: ClassVar = {
         "paper": {"epsilon": 0.1, "local_epochs": 1},
         "authors_code": {"epsilon": 0.1, "local_epochs": 1, "per_text": False, "weights": "uniform"},
-        "feddrs": {"local_epochs": 5, "participation": 0.8},
+        "feddrs": BALANCED,
     }
     needs_same_models = True
     p: FedAUXParams
@@ -97,7 +97,7 @@ class FedAUX(Method):
             scored = yield self.ask_scores(unscored)  # once a site
             self.scores.update({r.node: r.arrays["scores"] for r in scored})
         theta, known = central.weights(), tuple(name for name in fed.participants if name in self.scores)
-        task = TrainShared(self.p.local_epochs, self.practice(fed), weights=theta)
+        task = TrainShared(self.p.local_epochs, self.practice(fed), most=self.most_texts(fed), weights=theta)
         replies = yield train_shared.ask(task, to=known, check=same_shapes(theta))
         z = np.stack([self.predict(fed, reply) for reply in replies])
         y = softmax(certainty.certain_mean(z, np.stack([self.scores[name] for name in names(replies)])))

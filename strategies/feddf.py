@@ -12,7 +12,15 @@ from fedstill.common.config import LearnerConfig
 from fedstill.common.maths.ensemble import by_size, mean_arrays, softmax
 from fedstill.common.wire import Ask, Reply
 from fedstill.common.wire.checks import same_shapes
-from fedstill.strategies.base import FRESH_EACH_CALL, Round, names, texts_of
+from fedstill.strategies.base import (
+    BALANCED,
+    FRESH_EACH_CALL,
+    BalancedMethod,
+    BalancedParams,
+    Round,
+    names,
+    texts_of,
+)
 from fedstill.strategies.formulas import weights_both_ways
 from fedstill.strategies.parameters import TrainShared, take_weights, train_shared
 from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams
@@ -23,18 +31,23 @@ if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 
-class FedDF(EnsembleMethod):
+class FedDFParams(EnsembleParams, BalancedParams):
+    """Weights of the ensemble's logits; parameters are averaged by size."""
+
+
+class FedDF(EnsembleMethod, BalancedMethod):
     """One prototype a model: the mean of its members' weights, then taught by the ensemble of all sites' models."""
 
     name = "feddf"
     paper = "Lin et al. 2020"
-    parameters = EnsembleParams
+    parameters = FedDFParams
     presets: ClassVar = {
         "paper": {"weights": "uniform", **FRESH_EACH_CALL},
         "authors_code": FRESH_EACH_CALL,
+        "feddrs": {"weights": "uniform", "distill_epochs": 1, **BALANCED},
     }
     formula = staticmethod(weights_both_ways)
-    p: EnsembleParams
+    p: FedDFParams
 
     def prepare(self, fed: Federation) -> None:
         self.fed = fed
@@ -77,7 +90,7 @@ class FedDF(EnsembleMethod):
         shapes = {kind: same_shapes(state) for kind, state in states.items()}
         lacking = self.copies.lacking(self.fed.participants)
         each = {site: {"weights": states[self._kind_of(site)]} for site in lacking}
-        task = TrainShared(self.p.local_epochs, self.practice(self.fed))
+        task = TrainShared(self.p.local_epochs, self.practice(self.fed), most=self.most_texts(self.fed))
         return train_shared.ask(task, each=each, check=lambda reply: shapes[self._kind_of(reply.node)](reply))
 
     def _fuse(self, kind: str, uploaded: list[Reply], y: np.ndarray) -> float:

@@ -20,7 +20,14 @@ from fedstill.common.wire.typed import Message
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.early import EarlyParams
 from fedstill.strategies.formulas import once
-from fedstill.strategies.predictions import EnsembleMethod, EnsembleParams, ask_predictions, logits_of
+from fedstill.strategies.predictions import (
+    EnsembleMethod,
+    EnsembleParams,
+    TaughtMethod,
+    TaughtParams,
+    ask_predictions,
+    logits_of,
+)
 from fedstill.strategies.verbs import Nothing, site_verb
 
 if TYPE_CHECKING:
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 
-class FedKDParams(EnsembleParams, EarlyParams):
+class FedKDParams(EnsembleParams, TaughtParams, EarlyParams):
     """`class_weights`: n_kc / sum_k n_kc on the logit of class c, instead of one weight a site."""
 
     class_weights: bool = False
@@ -37,7 +44,7 @@ class FedKDParams(EnsembleParams, EarlyParams):
     temperature: float = Field(1.0, gt=0)  # of kl alone
 
 
-class FedKD(EnsembleMethod):
+class FedKD(EnsembleMethod, TaughtMethod):
     """One shot: sites train, predict once, and the central model learns; nothing goes back."""
 
     name = "fedkd"
@@ -53,6 +60,7 @@ class FedKD(EnsembleMethod):
     p: FedKDParams
 
     def prepare(self, fed: Federation) -> None:
+        super().prepare(fed)
         if fed.config.rounds > 1:
             raise ValueError(
                 f"fedkd is one shot, all of it happens in the first round, and rounds is {fed.config.rounds}; "
@@ -81,7 +89,9 @@ class FedKD(EnsembleMethod):
         if self.p.class_weights:
             shown = {name: weights.tolist() for name, weights in _by_class(replies, counts).items()}
             fed.event("weights", weighting="class", weights=shown)
-        return {"loss": distillation.finish(learn(replies, rows))}
+        loss = distillation.finish(learn(replies, rows))
+        self.learn_labelled(fed)
+        return {"loss": loss}
 
     def _combine(self, replies: list[Reply], counts: Mapping[str, np.ndarray]) -> Matrix:
         if not self.p.class_weights:

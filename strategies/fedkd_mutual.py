@@ -22,7 +22,7 @@ from fedstill.common.randomness import derive
 from fedstill.common.states import State
 from fedstill.common.wire import Arrays, Reply, WireError
 from fedstill.common.wire.typed import Message
-from fedstill.strategies.base import Method, Params, Round, mean_loss, names, texts_of
+from fedstill.strategies.base import BALANCED, BalancedMethod, BalancedParams, Round, mean_loss, names, texts_of
 from fedstill.strategies.verbs import NOTHING, Nothing, site_verb
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SHARED = "shared"  # under which a site keeps the shared model
 
 
-class FedKDMutualParams(Params):
+class FedKDMutualParams(BalancedParams):
     """tau(t) goes from `energy_start` to `energy_end` over the rounds; `joint`: one loss, nothing taken as given."""
 
     svd: bool = True
@@ -52,6 +52,7 @@ class TeachEachOther(Message):
     joint: bool = False
     frozen: bool = False
     practice: Practice = Practice()
+    most: int | None = None  # private texts, drawn for this call
     weights: State = field(default_factory=dict)
 
 
@@ -73,7 +74,7 @@ class Taught(Message):
     change: State
 
 
-class FedKDMutual(Method):
+class FedKDMutual(BalancedMethod):
     """A site's own model and a shared one teach each other; the shared one's changes travel, as thin factors."""
 
     name = "fedkd-mutual"
@@ -82,7 +83,7 @@ class FedKDMutual(Method):
     presets: ClassVar = {
         "paper": {},
         "authors_code": {"joint": True, "freeze_embeddings": True},
-        "feddrs": {"svd": False, "local_epochs": 5, "participation": 0.8},
+        "feddrs": {"svd": False, **BALANCED},
     }
     p: FedKDMutualParams
 
@@ -90,7 +91,8 @@ class FedKDMutual(Method):
         shared = fed.central.weights()
         done = fed.number / fed.config.rounds
         tau = energy_share(done, self.p.energy_start, self.p.energy_end) if self.p.svd else None
-        task = TeachEachOther(self.p.local_epochs, tau, self.p.joint, self.p.freeze_embeddings, self.practice(fed))
+        frozen, practice, most = self.p.freeze_embeddings, self.practice(fed), self.most_texts(fed)
+        task = TeachEachOther(self.p.local_epochs, tau, self.p.joint, frozen, practice, most)
         each = {site: {"weights": shared} for site in self.copies.lacking(fed.participants)}
         replies = yield teach_each_other.ask(task, each=each, check=_recomposes(shared))
         weights = by_size(texts_of(replies)) if self.p.weights == "size" else uniform(names(replies))
@@ -173,7 +175,8 @@ def _shared(site: Node) -> Shared:
 
 def _train_both(site: Node, shared: Shared, task: TeachEachOther) -> tuple[tuple[float, float], bool]:
     """Mean losses of the private and the shared model in the last epoch, and whether hidden states were compared."""
-    size, texts, both = site.learner.batch_size, len(site.private), [site.learner, shared.learner]
+    drawn = torch.randperm(len(site.private)).numpy()[: task.most] if task.most else np.arange(len(site.private))
+    size, texts, both = site.learner.batch_size, len(drawn), [site.learner, shared.learner]
     starts, hidden, sums = range(0, texts, size), False, np.zeros(2)
     step = together(both, "local", task.practice, task.epochs * len(starts))
     with ExitStack() as frozen:
@@ -184,7 +187,7 @@ def _train_both(site: Node, shared: Shared, task: TeachEachOther) -> tuple[tuple
         for _ in range(task.epochs):
             order, sums = torch.randperm(texts).numpy(), np.zeros(2)
             for start in starts:
-                rows = order[start : start + size]
+                rows = drawn[order[start : start + size]]
                 own, other = site.private.batch(rows), shared.private.batch(rows)
                 outputs = [both[0].model.with_states(own), both[1].model.with_states(other)]
                 hidden = shared.same_tokens and comparable(outputs[0][1], outputs[1][1])

@@ -11,7 +11,7 @@ from fedstill.common.wire import Ask, Reply
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.early import NO_SUMS, EarlyParams
 from fedstill.strategies.formulas import both_ways
-from fedstill.strategies.predictions import PredictingMethod, PredictingParams, ask_predictions, logits_of
+from fedstill.strategies.predictions import TaughtMethod, TaughtParams, ask_predictions, logits_of
 from fedstill.strategies.secure_sum import summed
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from fedstill.server.federation import Federation
 
 
-class MHATParams(PredictingParams, EarlyParams):
+class MHATParams(TaughtParams, EarlyParams):
     """`kl` (AdaFD's variant) keeps the predictions soft on both ways; `hard` takes each one's argmax."""
 
     loss: Literal["hard", "kl"] = "hard"
 
 
-class MHAT(PredictingMethod):
+class MHAT(TaughtMethod):
     """The central model learns from every site's predictions, and its own predictions teach the sites."""
 
     name = "mhat"
@@ -57,6 +57,7 @@ class MHAT(PredictingMethod):
 
         replies = yield from distillation.predictions(asking, names(trained), learn)
         loss = distillation.finish(learn(replies, rows))
+        self.learn_labelled(fed)
         central = fed.central.predict(rows)
         yield self.distil_at_sites(fed, rows, softmax(central) if kl else central, self.p.loss, names(replies))
         return {"loss": loss}

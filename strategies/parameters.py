@@ -44,6 +44,7 @@ class TrainShared(Message):
     practice: Practice = Practice()
     private: tuple[str, ...] = ()
     mu: float = 0.0
+    most: int | None = None  # private texts, drawn for this call
     weights: State = field(default_factory=dict)
 
 
@@ -209,7 +210,7 @@ def train_shared(site: Node, task: TrainShared) -> TrainedShared:
     if task.weights:
         take(site, task.private, task.weights)
     anchor = shared_part(site, task.private) if task.mu else {}
-    loss = train_near(site, task.epochs, task.practice, anchor, task.mu)
+    loss = train_near(site, task.epochs, task.practice, anchor, task.mu, task.most)
     return TrainedShared(site.size, shared_part(site, task.private), loss)
 
 
@@ -230,15 +231,22 @@ def take(site: Node, private: tuple[str, ...], given: State) -> None:
     site.learner.load_weights({**site.learner.weights(copy=False), **given})
 
 
-def train_near(site: Node, epochs: int, practice: Practice, anchor: Mapping[str, np.ndarray], strength: float) -> float:
-    """E epochs of CE + strength/2 ||w - anchor||^2; the last epoch's mean loss."""
+def train_near(
+    site: Node,
+    epochs: int,
+    practice: Practice,
+    anchor: Mapping[str, np.ndarray],
+    strength: float,
+    most: int | None = None,
+) -> float:
+    """E epochs of CE + strength/2 ||w - anchor||^2, on at most so many texts; the last epoch's mean loss."""
     distance = _distance(site, anchor) if strength else None
 
     def loss(outputs: Tensor, places: np.ndarray) -> Tensor:
         value = site.private_loss(outputs, places)
         return value if distance is None else value + strength / 2 * distance()
 
-    return site.train_privately(epochs, practice, loss)[-1]
+    return site.train_privately(epochs, practice, loss, most)[-1]
 
 
 def _distance(site: Node, anchor: Mapping[str, np.ndarray]) -> Callable[[], Tensor]:

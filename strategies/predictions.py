@@ -86,6 +86,12 @@ class EnsembleParams(PredictingParams):
     aggregation: Aggregation = "mean"
 
 
+class TaughtParams(PredictingParams):
+    """FedID's figure 3: other methods add the server's labelled texts to the training of the central model."""
+
+    labelled_epochs: int = Field(0, ge=0)  # of CE on the server's labelled texts, after each distillation
+
+
 class PredictingMethod(Method):
     """The steps between local training and distillation."""
 
@@ -125,6 +131,24 @@ class EnsembleMethod(PredictingMethod):
         """y = sum_k w_k softmax(z_k), or the rule that stands for the mean."""
         probabilities = {site: softmax(logits) for site, logits in logits_of(replies).items()}
         return combine(probabilities, self.site_weights(replies), self.p.aggregation, probabilities=True)
+
+
+class TaughtMethod(PredictingMethod):
+    """Its central model may also learn the server's labelled texts."""
+
+    p: TaughtParams
+
+    def prepare(self, fed: Federation) -> None:
+        if self.p.labelled_epochs and not len(fed.central.labelled):
+            raise ValueError(
+                "method.labelled_epochs trains on the server's labelled texts, and data.labelled is 0; give it some, "
+                "or take labelled_epochs out"
+            )
+
+    def learn_labelled(self, fed: Federation) -> None:
+        """Some epochs of CE of the central model, if asked."""
+        if self.p.labelled_epochs:
+            fed.central.fit_labelled(self.p.labelled_epochs, self.practice(fed))
 
 
 class WarmedParams(EnsembleParams, EarlyParams):

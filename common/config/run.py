@@ -42,6 +42,8 @@ class TaskConfig(Section):
     parts: list[str] | None = None  # for superglue, nli, emotions: which of its tasks; all by default
     turns: int = Field(8, ge=0)  # for dialogues: past turns read with each turn
     public_task: str | None = None  # a task whose texts are the public ones, instead of a part of this one's
+    # a task with the same labels on whose test texts the central model is tested too, such as mnli-mm beside mnli
+    second_test: str | None = None
     own_words: bool = True  # for superglue: a task's texts are scored among that task's own words
     train_split: str = "train"  # for hub
     test_split: str = "test"  # for hub
@@ -74,6 +76,7 @@ class DataConfig(Section):
     # put the server's labelled texts among the public ones, where sites predict them without knowing which they are
     blind: bool = False
     pool: int | None = Field(None, ge=1)  # use only so many training texts, the same ones whatever the seed
+    domain_pool: int | None = Field(None, ge=1)  # likewise so many of each domain, in its mix of labels
     # how private texts are dealt to the sites: docs/TASKS.md
     partition: Literal[
         "iid",

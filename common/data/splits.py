@@ -70,6 +70,7 @@ class Pools:
     train: TextSet
     test: TextSet | None = None
     public: TextSet | None = None
+    second: TextSet | None = None  # a second test set
     dropped: dict[str, int] = field(default_factory=dict)
 
 
@@ -82,6 +83,7 @@ class Splits:
     labelled: TextSet
     test: TextSet
     blind: Rows = field(default_factory=lambda: np.empty(0, np.int64))  # where in `public` each labelled text stands
+    second: TextSet | None = None  # a second test set: the central model's alone
     public_truth: Rows | None = None  # labels of `public`, if cut from labelled texts: to measure with, not to train
 
 
@@ -91,12 +93,12 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
     A size is a count or a fraction of the pool it is cut from. A separate test or public pool gives at most what it
     has; what is cut from the train pool must be there in full.
     """
-    train = _of_domains(pools.train, data.domains)
+    train = _evened(_of_domains(pools.train, data.domains), data.domain_pool)
     test = None if pools.test is None else _of_present_domains(pools.test, data.domains)
     if test is None and data.test_alpha is not None:
         raise DataError("data.test_alpha draws from a test set, and the task has none of its own; take it out")
     if data.public_domains or data.labelled_domains:
-        return _blind(_splits_by_domain(Pools(train, test, pools.public), data, seed), data, seed)
+        return _finished(_splits_by_domain(Pools(train, test, pools.public), data, seed), pools, data, seed)
     wanted = {"private": data.private, "public": data.public, "labelled": data.labelled, "test": data.test}
     # Private comes last, so that the test and public texts stay the same when only the private size changes.
     names = ["test", "public", "labelled", "private"]
@@ -127,9 +129,15 @@ def make_splits(pools: Pools, data: DataConfig, seed: int) -> Splits:
         start += sizes[name]
     if test is not None:
         parts["test"] = _test_texts(test, data, seed)
-    public = parts["public"] if pools.public is None else public_texts(pools.public, data, seed)
+    public = parts["public"] if pools.public is None else _public(pools.public, data, seed)
     splits = Splits(parts["private"], public.without_labels(), parts["labelled"], parts["test"])
-    return _blind(replace(splits, public_truth=public.labels), data, seed)
+    return _finished(replace(splits, public_truth=public.labels), pools, data, seed)
+
+
+def _finished(splits: Splits, pools: Pools, data: DataConfig, seed: int) -> Splits:
+    """Add a second test set, cut as the first one, and shuffle the labelled texts among the public ones, if asked."""
+    second = None if pools.second is None else _test_texts(pools.second, data, seed)
+    return _blind(replace(splits, second=second), data, seed)
 
 
 def _blind(splits: Splits, data: DataConfig, seed: int) -> Splits:
@@ -178,10 +186,23 @@ def _splits_by_domain(pools: Pools, data: DataConfig, seed: int) -> Splits:
     if pools.public is None:
         public = cut("public", data.public_domains or rest, data.public)
     else:
-        public = public_texts(pools.public, data, seed)
+        public = _public(pools.public, data, seed)
     labelled = cut("labelled", data.labelled_domains or rest, data.labelled)
     private = cut("private", rest, data.private)
     return Splits(private, public.without_labels(), labelled, test, public_truth=public.labels)
+
+
+def _evened(train: TextSet, size: int | None) -> TextSet:
+    """Return so many texts of each domain, in the domain's mix of labels, the same on every call (AdaFD, VII A)."""
+    if size is None:
+        return train
+    if train.domains is None:
+        raise DataError("data.domain_pool takes as many texts of each domain, and these have none; name task.domain")
+    domains, kept = np.array(train.domains), []
+    for domain in dict.fromkeys(train.domains):
+        rows = np.flatnonzero(domains == domain)
+        kept.append(rows[_stratified_order(train.select(rows), np.random.default_rng(0))[:size]])
+    return train.select(np.sort(np.concatenate(kept)))
 
 
 def _pooled(train: TextSet, size: int | None) -> TextSet:
@@ -209,8 +230,12 @@ def _test_texts(pool: TextSet, data: DataConfig, seed: int) -> TextSet:
 
 def public_texts(pool: TextSet, data: DataConfig, seed: int) -> TextSet:
     """Return the public texts, the same for everybody with the same public file, whatever columns are read."""
+    return _public(pool, data, seed).without_labels()
+
+
+def _public(pool: TextSet, data: DataConfig, seed: int) -> TextSet:
     size = min(_count("public", data.public, len(pool)), len(pool))
-    return pool.select(_draws(seed, "public").permutation(len(pool))[:size]).without_labels()
+    return pool.select(_draws(seed, "public").permutation(len(pool))[:size])
 
 
 def _draws(seed: int, name: str) -> np.random.Generator:

@@ -54,13 +54,13 @@ def step_towards(own: State, updates: Mapping[str, State], sizes: Mapping[str, i
 
 
 def positives_and_negatives(
-    h: Mapping[str, NDArray[np.float32]], nearest: Mapping[str, Sequence[str]], neighbours: int
+    h: Mapping[str, NDArray[np.float32]], nearest: Mapping[str, Sequence[str]], neighbours: Mapping[str, int]
 ) -> dict[str, dict[str, NDArray[np.float16]]]:
-    """Return each site's mean h of its nearest (C+) and every other h (C-); skip sites with an empty set."""
+    """Return each site's mean h of its so many nearest (C+), and every other h (C-); skip sites with an empty set."""
     contrasts = {}
     for site in h:
         others = [other for other in nearest.get(site, []) if other in h]
-        near, far = others[:neighbours], others[neighbours:]
+        near, far = others[: neighbours[site]], others[neighbours[site] :]
         if near and far:  # without negatives, eq. 3 is 0
             contrasts[site] = {
                 "positive": np.mean([h[other] for other in near], axis=0).astype(np.float16),

@@ -253,7 +253,8 @@ def _text_to_text(name: str, source: str, settings: Any, load: dict[str, Any]) -
     encoder, report = try_loading(name, "weights", AutoModel.from_pretrained, source, config=settings, **load)
     _check_complete(name, report)
     try:
-        decoder, found = AutoModelForCausalLM.from_pretrained(source, config=writing, **load)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, config=writing, **load)
+        decoder, found = loaded
         return EncoderDecoderModel(encoder=encoder, decoder=decoder), _mask_head(decoder, set(found["missing_keys"]))
     except (ValueError, TypeError) as error:
         raise ModelError(

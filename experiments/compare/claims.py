@@ -12,8 +12,8 @@ import matplotlib as mpl
 
 from fedstill.common.checkpoint import write_atomically
 from fedstill.experiments.compare.columns import Column
+from fedstill.experiments.compare.drawing import COLOURS, PAGE_DPI, STYLE, figure_of
 from fedstill.experiments.compare.intervals import half_width
-from fedstill.experiments.compare.pictures import COLOURS, PAGE_DPI, STYLE, figure_of
 from fedstill.experiments.compare.results import Results
 from fedstill.experiments.compare.significance import Difference, Spread, holm, paired, spread
 from fedstill.experiments.compare.tables import Claim, Table

@@ -10,7 +10,9 @@ WHOSE = {
     "centralized": "all texts in one place",
     "sites": "mean of sites, after",
     "alone": "mean of sites, alone",
-    "own": "by the site's own task",  # of mixed tasks: own.NAME.SCORE, the mean of the sites NAME or NAME-1, NAME-2 ...
+    # of mixed tasks: own.NAME.SCORE, the mean of the sites NAME or NAME-1, NAME-2 ...; own.NAME+OTHER.mean, the mean
+    # over data sets of the mean of their scores
+    "own": "by the site's own task",
 }
 LAST = re.compile(r"@last([1-9][0-9]*)$")  # central.accuracy@last5: the mean of the last five rounds
 COSTS = {"bytes_up": "sent, a site", "bytes_down": "received, a site", "seconds": "seconds, wall clock"}
@@ -49,6 +51,11 @@ class Column:
         return self.key.partition(".")[2].rpartition(".")[0] or None
 
     @property
+    def data_sets(self) -> list[str]:
+        """Of `own`: the data sets over which it is a mean."""
+        return (self.site or "").split("+")
+
+    @property
     def score(self) -> str:
         """The score's name, as the task gives it."""
         return LAST.sub("", self.key).rpartition(".")[2]
@@ -62,13 +69,15 @@ class Column:
     @property
     def lower_is_better(self) -> bool:
         """Whether lower values are better: distances and costs."""
-        return not self.is_score or self.score == "semantic_distance"
+        return not self.is_score or self.score.startswith("semantic_distance")  # of all domains, or of one
 
     @property
     def title(self) -> str:
         """The column's heading."""
         if not self.is_score:
             return COSTS[self.key]
+        if len(self.data_sets) > 1:
+            return f"{self.score} of {', '.join(self.data_sets)}"
         who = f"{self.site}{', alone' if self.whose == 'alone' else ''}" if self.site else WHOSE[self.whose]
         when = f", mean of the last {self.rounds} rounds" if self.rounds > 1 else ""
         return f"{self.score.replace('_', ' ')}, {who}{when}"

@@ -29,6 +29,8 @@ def save_outputs(folder: Path, central: CentralModel, nodes: Sequence[Node]) -> 
         probabilities = softmax(central.learner.predict(central.test_texts, rows))
         arrays = {"central": probabilities, "embeddings": embeddings(central.learner, central.test_texts, rows)}
     arrays["labels"] = labels[rows].astype(np.int64)
+    if central.task.coordinates:
+        arrays["coordinates"] = np.array(central.task.coordinates, np.float64)
     for node in nodes:
         with node.learner.at("outputs"):
             arrays[f"site/{node.name}"] = softmax(node.learner.predict(node.test, np.arange(len(node.test))))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -15,30 +13,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedstill.experiments.compare.model_outputs import load_outputs
+from fedstill.experiments.compare.drawing import (
+    COLOURS,
+    MOST_POINTS,
+    PAGE_DPI,
+    STYLE,
+    NoPicture,
+    by_round,
+    figure_of,
+    folders_of,
+    grid_of,
+    look,
+    outputs_of,
+    why_no_outputs,
+)
+from fedstill.experiments.compare.paper_pictures import domains, expected_labels, local_losses, pseudo_labels
 from fedstill.experiments.compare.results import UNTRAINED, Results, scores_by_round
-
-mpl.use("Agg")  # draws without a display
-PAGE_DPI = 110
-STYLE: Any = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "axes.edgecolor": "#888888",
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-}
-# Okabe and Ito's colours, which the colour-blind can tell apart; then the same again, dashed.
-MOST_POINTS = 2000  # of t-SNE, whose seconds grow faster than its points
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#b8a900")
-
-
-class NoPicture(Exception):
-    """There is nothing to draw; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ def learning_curves(results: Results) -> tuple[Figure, str]:
         raise NoPicture("The table shows no score.")
     curves = {}
     for row in results.rows:
-        runs = [curve for folder in _folders(results, row) if (curve := scores_by_round(folder, column))]
+        runs = [curve for folder in folders_of(results, row) if (curve := scores_by_round(folder, column))]
         if runs and UNTRAINED.get(results.table.rows[row].method.name) != column.whose:
             curves[row] = runs
     if not curves:
@@ -88,7 +78,7 @@ def learning_curves(results: Results) -> tuple[Figure, str]:
     for row, runs in curves.items():
         rounds = sorted(set.intersection(*(set(run) for run in runs)))
         values = np.array([[run[number] for number in rounds] for run in runs])
-        mean, style = values.mean(axis=0), _look(results, row)
+        mean, style = values.mean(axis=0), look(results, row)
         axes.plot(rounds, mean, label=results.title(row), marker="o", markersize=3, linewidth=1.6, **style)
         if len(runs) > 1:
             deviation = values.std(axis=0, ddof=1)
@@ -116,14 +106,14 @@ def site_weights(results: Results) -> tuple[Figure, str]:
     """Draw the weight of each site by round, one panel per row."""
     panels = {}
     for row in results.rows:
-        by_run = [_by_round(folder, "weights", "weights") for folder in _folders(results, row)]
+        by_run = [by_round(folder, "weights", "weights") for folder in folders_of(results, row)]
         if any(by_run):
             panels[row] = [run for run in by_run if run]
     if not panels:
         raise NoPicture(
             "No row's method records weights of sites (fedid, adafd, sinkhorn, entropy and fedkd by class do)."
         )
-    figure, grid = _grid(len(panels), 3.2, 2.4)
+    figure, grid = grid_of(len(panels), 3.2, 2.4)
     classes = False
     for axes, (row, runs) in zip(grid, panels.items(), strict=True):
         names = list(dict.fromkeys(name for run in runs for weights in run.values() for name in weights))
@@ -159,7 +149,7 @@ def confidence(results: Results) -> tuple[Figure, str]:
     """Draw the largest probability that central model and sites predict, as boxes."""
     labels, boxes, colours = [], [], []
     for row in results.rows:
-        outputs = _outputs(results, row)
+        outputs = outputs_of(results, row)
         without = UNTRAINED.get(results.table.rows[row].method.name)
         parts = {
             "central": [kept["central"].max(axis=1) for kept in outputs],
@@ -171,7 +161,7 @@ def confidence(results: Results) -> tuple[Figure, str]:
                 boxes.append(np.concatenate(largest))
                 colours.append(COLOURS[0] if who == "central" else "#bbbbbb")
     if not boxes:
-        raise NoPicture(_why_no_outputs(results))
+        raise NoPicture(why_no_outputs(results))
     figure, axes = figure_of(7.2, 0.9 + 0.24 * len(boxes))
     shown = axes.boxplot(
         boxes[::-1],
@@ -200,7 +190,7 @@ def clusters(results: Results) -> tuple[Figure, str]:
     """Draw how often two sites were in one cluster, early and late, for every row that forms clusters."""
     panels: list[tuple[str, list[dict[str, int]]]] = []
     for row in results.rows:
-        runs = [list(_by_round(folder, "clusters", "clusters").values()) for folder in _folders(results, row)]
+        runs = [list(by_round(folder, "clusters", "clusters").values()) for folder in folders_of(results, row)]
         halves: tuple[list[dict[str, int]], list[dict[str, int]]] = ([], [])
         for rounds in runs:
             half = len(rounds) // 2
@@ -213,7 +203,7 @@ def clusters(results: Results) -> tuple[Figure, str]:
         raise NoPicture("No row's method forms clusters (atc and percfl do).")
     names = list(next(iter(panels[0][1])))
     size = 1.6 + 0.34 * len(names)
-    figure, grid = _grid(len(panels), size + 0.6, size, most=2)
+    figure, grid = grid_of(len(panels), size + 0.6, size, most=2)
     for axes, (title, part) in zip(grid, panels, strict=True):
         matrix(axes, together(part, names), names, title, "viridis", 0, 1)
     return figure, "Share of rounds in which two sites were in one cluster, over all seeds."
@@ -269,7 +259,7 @@ def bytes_and_score(results: Results) -> tuple[Figure, str]:
         raise NoPicture("No row has all of its seeds yet.")
     figure, axes = figure_of(7.2, 4.0)
     for place, (row, (cost, spread)) in enumerate(sorted(points.items(), key=lambda point: point[1][0])):
-        style = _look(results, row)
+        style = look(results, row)
         bar = spread.deviation or 0.0
         shifted = cost / 1000 * 1.03 ** (place % 3 - 1)  # so that bars of rows with the same cost stand side by side
         title = results.title(row)
@@ -299,12 +289,12 @@ def embeddings(results: Results) -> tuple[Figure, str]:
 
     panels = {}
     for row in results.rows:
-        outputs = _outputs(results, row)
+        outputs = outputs_of(results, row)
         if outputs and UNTRAINED.get(results.table.rows[row].method.name) != "central":
             panels[row] = outputs[0]
     if not panels:
-        raise NoPicture(_why_no_outputs(results))
-    figure, grid = _grid(len(panels), 2.4, 2.3, most=4)
+        raise NoPicture(why_no_outputs(results))
+    figure, grid = grid_of(len(panels), 2.4, 2.3, most=4)
     for axes, (row, kept) in zip(grid, panels.items(), strict=True):
         points, labels = kept["embeddings"][:MOST_POINTS].astype(np.float32), kept["labels"][:MOST_POINTS]
         spread = min(30.0, (len(points) - 1) / 3)
@@ -335,60 +325,8 @@ PICTURES: dict[str, tuple[str, Callable[[Results], tuple[Figure, str]]]] = {
     "confidence": ("Confidence", confidence),
     "clusters": ("Clusters of sites", clusters),
     "embeddings": ("Embeddings", embeddings),
+    "pseudo-labels": ("Pseudo-labels", pseudo_labels),
+    "losses": ("Losses and scores of sites", local_losses),
+    "expected": ("Expected labels", expected_labels),
+    "domains": ("Domains of sites", domains),
 }
-
-
-# --- what the pictures share ---
-
-
-def _folders(results: Results, row: str) -> list[Path]:
-    return list(results.rows[row].folders.values())
-
-
-def _outputs(results: Results, row: str) -> list[dict[str, NDArray[Any]]]:
-    return [kept for folder in _folders(results, row) if (kept := load_outputs(folder)) is not None]
-
-
-def _why_no_outputs(results: Results) -> str:
-    if all(config.mixed for config in results.table.rows.values()):
-        return "The sites have tasks of their own, so there are no test texts that all models answer."
-    if any(s["done"].get("on") != "process" for result in results.rows.values() for s in result.summaries.values()):
-        return "The runs were made with real sites (--on local or simulation), which keep their models to themselves."
-    return "No finished run has kept its models' outputs."
-
-
-def _events(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
-    try:
-        with (folder / "events.jsonl").open(encoding="utf-8") as file:
-            for line in file:
-                if f'"event": "{kind}"' in line:
-                    yield json.loads(line)
-    except (OSError, ValueError):
-        return
-
-
-def _by_round(folder: Path, kind: str, key: str) -> dict[int, dict[str, Any]]:
-    """Return a run's events of a kind by round; of a round repeated after a stop, the last."""
-    return dict(sorted({int(event["round"]): event[key] for event in _events(folder, kind)}.items()))
-
-
-def _look(results: Results, row: str) -> dict[str, Any]:
-    """Return a row's colour and line, the same in every picture."""
-    place = list(results.rows).index(row)
-    return {"color": COLOURS[place % len(COLOURS)], "linestyle": "-" if place < len(COLOURS) else "--"}
-
-
-def figure_of(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a figure of this size in inches with one panel."""
-    figure = Figure(figsize=(width, height))
-    return figure, figure.subplots()
-
-
-def _grid(count: int, width: float, height: float, most: int = 3) -> tuple[Figure, list[Axes]]:
-    columns = min(most, count)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(max(4.0, width * columns), height * rows + 0.5))
-    panels = list(np.ravel(np.asarray(figure.subplots(rows, columns, squeeze=False))))
-    for axes in panels[count:]:
-        axes.set_axis_off()
-    return figure, panels[:count]

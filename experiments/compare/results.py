@@ -209,15 +209,22 @@ def value_of(column: Column, summary: dict[str, Any]) -> float | None:
     if column.whose in ("central", "centralized"):
         return _score(column, summary[column.whose])
     if column.whose == "own":
-        names = [name for name in summary["own"] if column.site in (name, name.rpartition("-")[0])]
-        if not names:
-            raise ConfigError(f"column {column.key}: there is no site {column.site}; sites: {', '.join(sites)}")
-        return float(np.mean([_score(column, summary["own"][name]) for name in names]))
+        return float(np.mean([_own(column, data_set, summary["own"]) for data_set in column.data_sets]))
     if column.site is not None and column.site not in sites:
         raise ConfigError(f"column {column.key}: there is no site {column.site}; sites: {', '.join(sites)}")
     when = "after" if column.whose == "sites" else "alone"
     chosen = [column.site] if column.site is not None else list(sites)
     return float(np.mean([_score(column, sites[name][when]) for name in chosen]))
+
+
+def _own(column: Column, data_set: str, own: dict[str, dict[str, float]]) -> float:
+    """Return a score of one data set, or the mean of all its scores, averaged over the sites that have it."""
+    names = [name for name in own if data_set in (name, name.rpartition("-")[0])]
+    if not names:
+        raise ConfigError(f"column {column.key}: there is no site {data_set}; sites: {', '.join(own)}")
+    if column.score == "mean":
+        return float(np.mean([np.mean(list(own[name].values())) for name in names]))
+    return float(np.mean([_score(column, own[name]) for name in names]))
 
 
 def scores_by_round(folder: Path, column: Column) -> dict[int, float]:

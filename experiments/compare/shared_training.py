@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from fedstill.client.node import Node
+from fedstill.client.node import Loss, Node
 from fedstill.common import checkpoint
 from fedstill.common.models.bert2bert import MixedModel
 from fedstill.common.practice import Practice
@@ -24,9 +24,9 @@ def reuse_first_training(node: Node, folder: Path) -> None:
         return
     original, first_call = node.train_privately, iter([True])
 
-    def train(epochs: int, practice: Practice, loss: object = None) -> list[float]:
-        if loss is not None or not next(first_call, False):
-            return original(epochs, practice, loss)  # type: ignore[arg-type]
+    def train(epochs: int, practice: Practice, loss: Loss | None = None, most: int | None = None) -> list[float]:
+        if loss is not None or most is not None or not next(first_call, False):
+            return original(epochs, practice, loss, most)
         path = folder / f"{_digest(node, epochs, practice)}.safetensors"
         if path.exists():
             arrays = load_file(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import math
@@ -21,6 +22,7 @@ from fedstill.common.models.builtin import BUILTINS, builtin_folder, quiet
 
 Talk = list[dict[str, str]]
 MOST_BYTES = 1_000_000  # of an answer
+POSSIBLE = tuple(f"0.{tenth}" for tenth in range(1, 10))  # weights that `numbers_only` chooses from
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -35,6 +37,8 @@ class LLMConfig(Section):
     model: str = "gpt-4"
     key_name: str | None = None  # the environment variable that holds the key
     local: str | None = None
+    # of `local`: the likeliest of 0.1 to 0.9, number by number, where the model would write something else
+    numbers_only: bool = False
     timeout: float = Field(60.0, gt=0)  # seconds an answer may take
     retries: int = Field(2, ge=0)
     wait: float = Field(1.0, ge=0)  # seconds before trying again
@@ -43,13 +47,15 @@ class LLMConfig(Section):
     def _one_source(self) -> LLMConfig:
         if (self.url is None) == (self.local is None):
             raise ValueError("say either `url` (an endpoint, such as https://api.openai.com/v1) or `local` (a model)")
+        if self.numbers_only and self.local is None:
+            raise ValueError("numbers_only reads a model's likelihoods, which an endpoint does not tell; set `local`")
         return self
 
 
 class LLM(Protocol):
-    """Something that answers a chat."""
+    """Something that answers a chat; `numbers` tells how many the answer should have."""
 
-    def say(self, talk: Talk, most_tokens: int) -> str: ...
+    def say(self, talk: Talk, most_tokens: int, numbers: int = 1) -> str: ...
 
 
 def open_llm(config: LLMConfig) -> LLM:
@@ -76,7 +82,7 @@ class Endpoint:
                 "the server runs, or leave key_name out for an endpoint without one"
             )
 
-    def say(self, talk: Talk, most_tokens: int) -> str:
+    def say(self, talk: Talk, most_tokens: int, numbers: int = 1) -> str:
         """Return the text of the first choice."""
         try:
             text = self._post({"model": self.config.model, "messages": talk, "max_tokens": most_tokens})
@@ -113,7 +119,7 @@ class Endpoint:
 
 
 class LocalModel:
-    """Greedy generation on the CPU; the model is loaded on first use and kept."""
+    """Greedy generation on the CPU, of any text or of numbers only; the model is loaded on first use and kept."""
 
     def __init__(self, config: LLMConfig) -> None:
         self.config, self.name = config, str(config.local)
@@ -132,7 +138,7 @@ class LocalModel:
                 f"method.llm.local: {self.name} holds {kinds}, which writes no text; give a causal or T5 model"
             )
 
-    def say(self, talk: Talk, most_tokens: int) -> str:
+    def say(self, talk: Talk, most_tokens: int, numbers: int = 1) -> str:
         """Return what the model writes after the chat."""
         import torch
 
@@ -142,6 +148,8 @@ class LocalModel:
                 prompt = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
             else:
                 prompt = "\n".join(turn["content"] for turn in talk) + "\n"
+            if self.config.numbers_only:
+                return self._choose(model, tokenizer, prompt, numbers)
             inputs = tokenizer(prompt, return_tensors="pt")
             with quiet(), torch.inference_mode():
                 written = model.generate(
@@ -156,12 +164,44 @@ class LocalModel:
         start = 0 if self.both_ways else inputs["input_ids"].shape[1]
         return str(tokenizer.decode(written[0][start:], skip_special_tokens=True))
 
+    def _choose(self, model: Any, tokenizer: Any, prompt: str, numbers: int) -> str:
+        """Return the likeliest of the possible numbers, one after the other, each after those before it."""
+        import torch
+
+        answer = ""
+        with torch.inference_mode():
+            likelihood = self._likelihoods(model, tokenizer, prompt)
+            for _ in range(numbers):
+                answer = max((f"{answer}{', ' if answer else ''}{number}" for number in POSSIBLE), key=likelihood)
+        return answer
+
+    def _likelihoods(self, model: Any, tokenizer: Any, prompt: str) -> Callable[[str], float]:
+        """Return log P(answer | prompt) as a function of the answer; the prompt is read once."""
+        import torch
+
+        asked = tokenizer(prompt, return_tensors="pt").input_ids
+        read = model.get_encoder()(input_ids=asked) if self.both_ways else model(input_ids=asked, use_cache=True)
+
+        def likelihood(answer: str) -> float:
+            told = tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids
+            if self.both_ways:
+                logits = model(encoder_outputs=read, labels=told).logits[0]
+            else:
+                more = model(input_ids=told, past_key_values=copy.deepcopy(read.past_key_values)).logits
+                logits = torch.cat([read.logits[0, -1:], more[0, :-1]])
+            return float(logits.log_softmax(dim=-1).gather(1, told[0].unsqueeze(1)).sum())
+
+        return likelihood
+
     def _load(self) -> tuple[Any, Any]:
+        import torch
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
         kind: Any = AutoModelForSeq2SeqLM if self.both_ways else AutoModelForCausalLM
         with quiet():
-            model = kind.from_pretrained(self.folder, local_files_only=True, use_safetensors=True)
+            model = kind.from_pretrained(
+                self.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+            )  # half precision is slow on a CPU
             return model.eval(), AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
 
 
@@ -195,7 +235,7 @@ def ask_for_weights(
             time.sleep(config.wait)
         answer: str | None = None
         try:
-            answer = llm.say(asked, most_tokens=16 * count + 32)
+            answer = llm.say(asked, most_tokens=16 * count + 32, numbers=count)
             numbers = read_numbers(answer, count)
         except (LLMError, ValueError) as error:
             note(attempt=attempt, question=asked, answer=answer, problem=str(error))

@@ -63,6 +63,9 @@ class ATC(Method):
         self.assign_rounds = rounds * 2 // 3 if self.p.assign_rounds is None else self.p.assign_rounds
         if self.assign_rounds > rounds:
             raise ValueError(f"method.assign_rounds = {self.assign_rounds} is above rounds = {rounds}: lower it")
+        known = {part for site in fed.config.sites for part in (site.name, site.name.rpartition("-")[0])}
+        if unknown := sorted(set(self.p.neighbours_of) - known) if fed.config.sites else []:
+            raise ValueError(f"method.neighbours_of names {unknown[0]}, and no site is called so: correct it")
         self.fed, self.central = fed, cast("SharedModel", fed.central)
         self.models: dict[str, Arrays] = {}  # w_n
         self.copies = Copies((*GROUPS, "synthetic"))  # of w_n, and of the synthetic set
@@ -121,7 +124,7 @@ class ATC(Method):
         updates = self._received(replies, ("encoder",))
         sites, similarity = list(updates), update_cosines(updates)
         self.nearest = {site: [sites[i] for i in ranking(similarity, n)] for n, site in enumerate(sites)}
-        members = {site: [site, *self.nearest[site][: self.p.neighbours - 1]] for site in sites}
+        members = {site: [site, *self.nearest[site][: self.others(site)]] for site in sites}
         self._move(replies, members if self.p.contrast else dict.fromkeys(sites, sites))  # eq. 4
         self.fed.event("neighbours", nearest=self.nearest, cosines=similarity.tolist())
         return {"loss": mean_loss(replies, by_size(texts_of(replies))), "contrasted": len(neighbours)}
@@ -150,7 +153,12 @@ class ATC(Method):
         for site in names(replies):
             self.copies.hold(site, self.copies.lacks(site) - {"synthetic"})
         h = {reply.node: np.asarray(reply.arrays["h"], np.float32) for reply in replies}
-        return positives_and_negatives(h, self.nearest, self.p.neighbours - 1)
+        return positives_and_negatives(h, self.nearest, {site: self.others(site) for site in h})
+
+    def others(self, site: str) -> int:
+        """K - 1: how many others count as a site's neighbours."""
+        of = self.p.neighbours_of
+        return of.get(site, of.get(site.rpartition("-")[0], self.p.neighbours)) - 1
 
     # --- what both stages share ---
 

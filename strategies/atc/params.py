@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ class ATCParams(Params):
     contrast_loss: bool = True
     contrast_through: Literal["decoder", "encoder"] = "decoder"  # what h passes, and eq. 3 trains
     neighbours: int = Field(8, ge=1)  # K
+    # another K for some sites: by a site's name, or by `cnndm` for cnndm-1, cnndm-2 ...; it tells that they differ
+    neighbours_of: dict[str, Annotated[int, Field(ge=1)]] = Field({})
     temperature: float = Field(1.0, gt=0)
     items: int = Field(1024, ge=1)
     positions: int = Field(128, ge=1)

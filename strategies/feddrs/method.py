@@ -19,7 +19,7 @@ from fedstill.common.states import LazyState, State, shapes_of
 from fedstill.common.wire import Arrays, Reply
 from fedstill.common.wire.checks import all_of, class_counts, same_shapes
 from fedstill.common.wire.typed import Message
-from fedstill.strategies.base import Method, Params, Round, names
+from fedstill.strategies.base import BALANCED, BalancedMethod, BalancedParams, Round, names
 from fedstill.strategies.feddrs.sampler import Kind, Sampler, Sampling
 from fedstill.strategies.verbs import Nothing, site_verb
 
@@ -38,15 +38,14 @@ KINDS: dict[str, tuple[Kind, ...]] = {
 }
 
 
-class FedDRSParams(Params):
+class FedDRSParams(BalancedParams):
     """`sample_rate` is the step of one sample down its own loss; a loss that is a mean over the batch has less."""
 
     variant: Literal["mixed", "random_only", "target_only", "adversary_only", "post_only"] = "mixed"
     local_epochs: int = Field(5, ge=1)
     participation: float = Field(0.8, gt=0, le=1)
-    optimizer: Literal["adamw", "adafactor", "adafactor_unscaled"] = "adamw"
-    samples: int = Field(250, ge=0)  # texts that a site draws for a round; 0: all it has
-    balance: bool = True  # no site trains on more texts than the smallest one that takes part
+    samples: int = Field(250, ge=0)
+    balance: bool = True
     iterations: int = Field(1, ge=1)  # I
     post_iterations: int = Field(3, ge=0)  # I*
     lambda_: float = Field(0.1, ge=0, alias="lambda")
@@ -83,15 +82,15 @@ class Uploaded(Message):
     used: int | None = None
 
 
-class FedDRS(Method):
+class FedDRS(BalancedMethod):
     """FedAvg whose mean is corrected by every site's model, on pseudo texts that are made from these models alone."""
 
     name = "feddrs"
     paper = "Anonymous 2023"
     parameters = FedDRSParams
     presets: ClassVar = {
-        "paper": {"optimizer": "adafactor", "optimizer_state": "fresh"},
-        "authors_code": {"optimizer": "adafactor", "optimizer_state": "fresh"},
+        "paper": BALANCED,
+        "authors_code": BALANCED,
     }
     needs_same_models = True
     p: FedDRSParams
@@ -119,18 +118,10 @@ class FedDRS(Method):
             loss = self._correct(replies, self.p.post_iterations, strength, "post")
         return {"loss": loss, "models": len(replies)}
 
-    def practice(self, fed: Federation, start: float = 0.0, end: float = 1.0) -> Practice:
-        """With the optimizer of the parameters."""
-        return replace(super().practice(fed, start, end), optimizer=self.p.optimizer)
-
     def _local(self) -> TrainBalanced:
-        sizes = [int(self.fed.sites[name]["texts"]) for name in self.fed.participants]
-        smallest = min((size for size in sizes if size), default=0) if self.p.balance else 0
-        limits = [limit for limit in (self.p.samples, smallest) if limit]
         writes, freeze = self.fed.central.learner.model.writes, self.p.freeze_embeddings
         frozen = self.fed.number > 1 and (freeze == "yes" or (freeze == "auto" and writes))
-        most = min(limits) if limits else None
-        return TrainBalanced(self.p.local_epochs, frozen, most, self.practice(self.fed))
+        return TrainBalanced(self.p.local_epochs, frozen, self.most_texts(self.fed), self.practice(self.fed))
 
     def _check(self, omega: Arrays) -> Callable[[Reply], None]:
         classes = self.fed.central.classes

@@ -129,6 +129,26 @@ def test_eq_3_reaches_the_encoder_only_where_h_passes_it(whole: Any, through: An
     assert bool(moved) == reached
 
 
+def test_some_sites_may_have_more_neighbours(tmp_path: Path) -> None:
+    """K is 2 for all but dan, whose encoder moves with two others and whose C+ has both."""
+    changes = ("rounds=3", "seed=3", "method.assign_rounds=0", "method.neighbours_of={dan=3}")
+    made = Federation(mixed_run(tmp_path / "files", *changes), tmp_path / "run")
+    heard = Heard(made)
+    made.run()
+    nearest = made.events("neighbours")[1]["nearest"]
+    negatives = {site: len(heard.of(site, "train.contrast")[2][0].arrays["negatives"]) for site in KINDS}
+    assert negatives == {"ann": 2, "bob": 2, "cat": 2, "dan": 1}
+    said = {site: heard.of(site, "train.contrast")[1][1] for site in KINDS}
+    (before, _), (after, _) = heard.of("dan", "train.shared")[:2]
+    members = ["dan", *nearest["dan"][:2]]
+    total = sum(said[other].metrics["texts"] for other in members)
+    for name in said["dan"].arrays:
+        mean = sum(said[o].metrics["texts"] / total * said[o].arrays[name] for o in members)
+        assert np.allclose(after.arrays[name], before.arrays[name] + mean, atol=1e-6)
+    with pytest.raises(ValueError, match=r"neighbours_of names eve, and no site is called so"):
+        Federation(mixed_run(tmp_path / "files", "method.neighbours_of={eve=3}"), tmp_path / "other")
+
+
 def test_a_run_contrasts_through_the_encoder(tmp_path: Path) -> None:
     changes = ("rounds=3", "seed=3", "method.assign_rounds=0", "method.contrast_through=encoder")
     made = Federation(mixed_run(tmp_path / "files", *changes), tmp_path / "run")

@@ -206,6 +206,23 @@ def test_dsfl_as_in_the_tables_of_fedid_and_adafd(pair: Any, preset: str, loss: 
     assert_same(one, two)
 
 
+@pytest.mark.parametrize("name", ["fedkd", "ds-fl", "mhat"])
+def test_the_central_model_may_also_learn_the_servers_labelled_texts(pair: Any, name: str) -> None:
+    """FedID's figure 3: after its distillation, and before it teaches in turn."""
+    soft = ("method.loss=kl",) if name == "mhat" else ()  # so that its sites feel every change of its central model
+    one, two = pair(name, "method.distill_epochs=1", "method.labelled_epochs=1", *soft)
+    bare, _ = pair(name, "method.distill_epochs=1", *soft)
+    one.run(), bare.run()
+    texts, labels = two.central.labelled, two.central.labels
+    two.central.load_weights(bare.central.weights())
+    train(two.central.learner, (1, 1), texts, np.arange(len(texts)), lambda z, i: F.cross_entropy(z, labels[i]))
+    assert torch.allclose(flat(one.central.learner), flat(two.central.learner), atol=1e-9)
+    moved = not torch.equal(flat(one.nodes[0].learner), flat(bare.nodes[0].learner))
+    assert moved == (name == "mhat")  # whose central model teaches the sites
+    with pytest.raises(ValueError, match=r"data.labelled is 0; give it some"):
+        pair(name, "method.labelled_epochs=1", "data.labelled=0")
+
+
 # --- MHAT, logit-FedAvg, FedED -------------------------------------------------------------------------------------
 
 

@@ -135,7 +135,8 @@ def test_what_failed_is_said_and_run_again_and_what_is_done_is_not(tmp_path: Pat
     right = outputs["central"].argmax(axis=1) == outputs["labels"]
     assert right.mean() == pytest.approx(summary["central"]["accuracy"])
     assert np.allclose(outputs["site/north"].sum(axis=1), 1, atol=1e-5)
-    assert {"curves", "bytes", "weights", "confidence", "embeddings"} == {p.stem for p in (out / "pictures").iterdir()}
+    drawn = {"curves", "bytes", "weights", "confidence", "embeddings", "pseudo-labels", "losses", "expected"}
+    assert {picture.stem for picture in (out / "pictures").iterdir()} == drawn
     assert not (finished / "checkpoints").exists()
 
 

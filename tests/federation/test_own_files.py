@@ -116,3 +116,24 @@ def test_without_the_labels_in_the_run_sites_could_number_them_differently(organ
     config = config.model_copy(update={"task": config.task.model_copy(update={"labels": None})})
     with pytest.raises(TaskError, match=r"must list task\.labels"):
         site_texts(config, sites[0])
+
+
+def test_the_central_model_is_tested_on_two_sets_in_one_run(
+    federation: Callable[..., Federation], small: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """MNLI's matched and mismatched dev sets: the second has other texts, and its scores another name."""
+    (tmp_path / "MNLI").mkdir()
+    labels = ("entailment", "neutral", "contradiction")
+    for file, count in (("train", 160), ("dev_matched", 30), ("dev_mismatched", 12)):
+        rows = "".join(f"{n}\tfiction\t{file} {n}\tso {n % 7}\t{labels[n % 3]}\n" for n in range(count))
+        head = "index\tgenre\tsentence1\tsentence2\tgold_label\n"
+        (tmp_path / f"MNLI/{file}.tsv").write_text(head + rows)
+    task = ("task.name=mnli", "task.second_test=mnli-mm", f"task.folder={tmp_path}", "method.name=ds-fl", "rounds=1")
+    made = federation(small(*task, "report.alone=false", "report.centralized=false"))
+    found = made.run()["central"]
+    second = made.central.texts.second
+    assert second is not None
+    assert len(second) == 12
+    logits = made.central.learner.predict(made.central.learner.model.encode(second.texts), np.arange(12))
+    assert found["accuracy_mnli-mm"] == pytest.approx(float((logits.argmax(axis=1) == second.labels).mean()))
+    assert "semantic_distance_mnli-mm" in found

@@ -70,3 +70,12 @@ def test_public_texts_of_a_file_have_no_labels_to_compare_with(federation: Make,
     made.run()
     assert made.events("pseudo_labels")
     assert not made.events("pseudo_label_accuracy")
+
+
+def test_the_losses_of_local_epochs_are_recorded_where_sites_tell_them(federation: Make, small: Small) -> None:
+    made = federation(small("method.name=isolated", *QUICK[:3], "rounds=2", "method.local_epochs=2"))
+    made.run()
+    first, second = made.events("local_losses")
+    assert [len(losses) for event in (first, second) for losses in event["sites"].values()] == [2, 2, 2, 2]
+    means = [event["metrics"]["loss"] for event in made.events("round_finished")]
+    assert means == pytest.approx([np.mean([losses[-1] for losses in e["sites"].values()]) for e in (first, second)])

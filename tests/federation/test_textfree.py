@@ -16,6 +16,7 @@ from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig
 from fedstill.common.maths.svd import recompose
 from fedstill.common.wire import Ask, Reply, size_of
+from fedstill.strategies import find_method
 
 from .conftest import Federation, spoil
 from .test_baselines import QUICK, kl, privately, shares, stop, train
@@ -123,6 +124,38 @@ def test_no_site_trains_on_more_texts_than_the_smallest_has(federation: Make, sm
         assert [g.tolist() for g in gamma] == [torch.bincount(n.labels, minlength=2).tolist() for n in made.nodes]
 
 
+@pytest.mark.parametrize("name", ["feddf", "fedaux", "fedkd-mutual"])
+def test_the_other_rows_of_feddrs_tables_have_its_local_training(federation: Make, small: Small, name: str) -> None:
+    """Adafactor, and at most so many texts as the smallest site has: half the texts make half the steps."""
+    preset = find_method(small(f"method.name={name}", "method.preset=feddrs").method)[1].model_dump()
+    ours = find_method(small("method.name=feddrs").method)[1].model_dump()
+    shared = ("optimizer", "optimizer_state", "samples", "balance", "participation")
+    assert [preset[key] for key in shared] == [ours[key] for key in shared]
+    made = federation(small(f"method.name={name}", "method.preset=feddrs", *QUICK, SAME, "method.participation=1.0"))
+    sizes = [len(node.private) for node in made.nodes]
+    assert sizes[0] != sizes[1]
+    steps: dict[str, int] = {}
+    for node in made.nodes:
+        made_of, key = node.learner._make, node.name
+
+        def counted(*arguments: Any, made_of: Any = made_of, key: str = key) -> Any:
+            optimizer = made_of(*arguments)
+            assert type(optimizer).__name__ == "Adafactor"
+            step = optimizer.step
+
+            def count(*more: Any) -> Any:
+                steps[key] = steps.get(key, 0) + 1
+                return step(*more)
+
+            optimizer.step = count
+            return optimizer
+
+        node.learner._make = counted  # type: ignore[method-assign]
+    made.run()
+    batches = -(-min(sizes) // made.nodes[0].learner.batch_size)
+    assert steps == {node.name: batches for node in made.nodes}  # one local epoch, as the small run has
+
+
 def test_t5s_word_embeddings_are_averaged_once_and_then_stand_still(federation: Make, small: Small) -> None:
     t5 = ("central.model=tiny-t5", "sites.north.model=tiny-t5", "sites.south.model=tiny-t5", "report.evaluate=end")
     made = federation(small("method.name=feddrs", *QUICK, *t5, *TINY, "rounds=2", "method.local_epochs=1"))
@@ -209,7 +242,8 @@ def test_fedaux_weighs_each_text_by_who_knows_its_like(federation: Make, small: 
     from sklearn.linear_model import LogisticRegression
 
     changes = ("method.preset=feddrs", "method.extractor=minilm-2", "method.local_epochs=1", "method.participation=1.0")
-    config = small("method.name=fedaux", *QUICK, SAME, *changes)
+    plain = ("method.optimizer=adamw", "method.optimizer_state=persistent", "method.samples=0", "method.balance=false")
+    config = small("method.name=fedaux", *QUICK, SAME, *changes, *plain)
     one, two = federation(config), federation(config)
     heard = [overhear(node) for node in one.nodes]
     one.run()

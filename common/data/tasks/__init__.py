@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fedstill.common.catalogue import Catalogue
-from fedstill.common.data.splits import Pools
+from fedstill.common.data.splits import Pools, TextSet
 from fedstill.common.data.tasks.dialogues import DIALOGUES
 from fedstill.common.data.tasks.film import FILM_REVIEWS, film_reviews
 from fedstill.common.data.tasks.glue import GLUE
@@ -96,6 +96,8 @@ SITE_SETS: Mapping[str, Passages] = {source.name: source for source in PASSAGES}
 def load_task(config: TaskConfig) -> tuple[Task, Pools]:
     """Load the configured task with its texts; public texts come from another task if the configuration asks for it."""
     task, pools = _load(config)
+    if config.second_test is not None:
+        pools = replace(pools, second=_second_test(task, config))
     if config.public_task is None:
         if config.public is not None and pools.public is None:
             columns = replace(task, text_columns=tuple(config.text), domain_column=None)
@@ -109,8 +111,17 @@ def load_task(config: TaskConfig) -> tuple[Task, Pools]:
             f"task.public_task = {other.name!r} has {len(other.text_columns)} texts a row and {task.name} "
             f"{len(task.text_columns)}; name a task that has as many"
         )
-    public = replace(texts.train, labels=None, domains=None)
-    return task, replace(pools, public=public)
+    labels = texts.train.labels if other.labels == task.labels else None  # to measure with, in an experiment
+    return task, replace(pools, public=replace(texts.train, labels=labels, domains=None))
+
+
+def _second_test(task: Task, config: TaskConfig) -> TextSet:
+    """Return the test texts of another task with the same labels."""
+    other, texts = _load(config.model_copy(update={"name": str(config.second_test), "second_test": None}))
+    if other.labels != task.labels or texts.test is None:
+        why = "has no test texts of its own" if other.labels == task.labels else f"has labels {list(other.labels)}"
+        raise TaskError(f"task.second_test = {other.name!r} {why}; name a task that is tested as {task.name} is")
+    return texts.test
 
 
 def _load(config: TaskConfig) -> tuple[Task, Pools]:

@@ -11,13 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from scipy import stats
 
 from fedstill.common.config import ConfigError
+from fedstill.experiments.compare.columns import Column
+from fedstill.experiments.compare.drawing import COLOURS, NoPicture
 from fedstill.experiments.compare.formatting import gaps, order_text
+from fedstill.experiments.compare.paper_pictures import domains, expected_labels, local_losses, pseudo_labels
 from fedstill.experiments.compare.pictures import together
 from fedstill.experiments.compare.report import as_csv, markdown, write_report
-from fedstill.experiments.compare.results import Results
+from fedstill.experiments.compare.results import Results, value_of
 from fedstill.experiments.compare.runner import Progress, Run, run_folder, state_of
 from fedstill.experiments.compare.significance import Difference, agreement, detectable, holm, paired, spread
 from fedstill.experiments.compare.tables import Table
@@ -151,6 +155,88 @@ def test_a_column_that_no_run_has_says_which_scores_there_are(file: Path, tmp_pa
     file.write_text(TABLE.replace("central.accuracy", "central.f1"))
     with pytest.raises(ConfigError, match=r"column central\.f1: the runs have no score 'f1', but: accuracy"):
         markdown(measured(file, tmp_path / "out", ours=[0.7, 0.8, 0.9]))
+
+
+@pytest.mark.parametrize("score", ["semantic_distance", "semantic_distance_tweets"])
+def test_a_shorter_distance_is_better_in_one_domain_as_in_all(file: Path, tmp_path: Path, score: str) -> None:
+    file.write_text(TABLE.replace("central.accuracy", f"central.{score}"))
+    table = read_table(file)
+    for row, value in (("ours", 0.5), ("mhat", 0.7)):
+        for seed in (1, 2, 3):
+            finish(table, tmp_path / "out", row, seed, 0.5)
+            path = run_folder(tmp_path / "out", row, seed) / "summary.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "central": {score: value}}))
+    assert Results(table, tmp_path / "out").best(table.columns[0]) == ["ours"]
+
+
+# --- pictures of single papers ---
+
+
+def test_pseudo_labels_and_losses_are_drawn_pass_by_pass(file: Path, tmp_path: Path) -> None:
+    """Two rounds of two passes: places 0.5, 1, 1.5 and 2; the mean over two seeds."""
+    results = measured(file, tmp_path / "out", ours=[0.7, 0.8])
+    for seed, shift in ((1, 0.0), (2, 0.2)):
+        told = [
+            {"event": kind, "round": n, "pass": p, "together": together}
+            for n in (1, 2) for p in (1, 2)
+            for kind, together in (
+                ("pseudo_labels", {"largest": 0.6}), ("pseudo_label_accuracy", 0.5 + 0.1 * n + shift),
+            )
+        ]  # fmt: skip
+        told += [{"event": "local_losses", "round": n, "sites": {"north": [0.9, 0.4 / n]}} for n in (1, 2)]
+        path = run_folder(tmp_path / "out", "ours", seed) / "events.jsonl"
+        path.write_text("".join(json.dumps(event) + "\n" for event in told))
+    figure, _ = pseudo_labels(results)
+    accuracy, largest = figure.axes
+    assert [list(line) for line in accuracy.lines[0].get_xydata()] == [
+        pytest.approx(point) for point in ([0.5, 0.7], [1.0, 0.7], [1.5, 0.8], [2.0, 0.8])
+    ]
+    assert set(largest.lines[0].get_ydata()) == {0.6}
+    losses, _ = local_losses(results)
+    assert list(losses.axes[0].lines[0].get_ydata()) == pytest.approx([0.4, 0.2])  # of the last epoch
+    with pytest.raises(NoPicture, match="not dealt by domain"):
+        domains(results)
+
+
+def test_sites_with_domains_of_their_own_are_drawn_apart(file: Path, tmp_path: Path) -> None:
+    """No run is needed: the picture is of the texts that the first seed deals."""
+    sites = 'data = { private = 60, partition = "domain" }\nsites = [{ name = "imdb" }, { name = "rotten" }]'
+    file.write_text(TABLE.replace('sites = [{ name = "north" }]', sites))
+    figure, caption = domains(Results(read_table(file), tmp_path / "out"))
+    points = {str(dots.get_label()): len(dots.get_offsets()) for dots in figure.axes[0].collections}
+    assert set(points) == {"imdb", "rotten"}
+    assert sum(points.values()) == 60
+    assert "up to 1000 texts a site" in caption
+
+
+def test_expected_labels_are_boxes_by_true_label(file: Path, tmp_path: Path) -> None:
+    results = measured(file, tmp_path / "out", ours=[0.7])
+    with pytest.raises(NoPicture, match="labels that lie on a line"):
+        expected_labels(results)
+    said = np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.2, 0.8]], np.float32)
+    arrays = {"central": said, "labels": np.array([0, 2, 2]), "coordinates": np.array([[1.0], [2.0], [3.0]])}
+    save_file(arrays, run_folder(tmp_path / "out", "ours", 1) / "outputs.safetensors", {"names": '["a", "b", "c"]'})
+    figure, _ = expected_labels(results)
+    medians = [line.get_ydata()[0] for line in figure.axes[0].lines if line.get_color() == COLOURS[1]]
+    assert medians == pytest.approx([1.5, 2.9])  # of class 1: 1.5; of class 3: 3 and 2.8
+
+
+def test_own_scores_by_data_set_and_over_data_sets() -> None:
+    """ATC's tables: a data set's sites are averaged first, then its scores, then the data sets."""
+    own = {
+        "imdb-1": {"accuracy": 0.8},
+        "squad-1": {"exact_match": 0.2, "f1": 0.4},
+        "squad-2": {"exact_match": 0.4, "f1": 0.6},
+    }
+    summary = {"method": "atc", "sites": dict.fromkeys(own), "own": own}
+    assert value_of(Column("own.squad.f1"), summary) == pytest.approx(0.5)
+    assert value_of(Column("own.squad.mean"), summary) == pytest.approx(0.4)
+    both = Column("own.imdb+squad.mean")
+    assert both.is_known
+    assert both.title == "mean of imdb, squad"
+    assert value_of(both, summary) == pytest.approx((0.8 + 0.4) / 2)
+    with pytest.raises(ConfigError, match=r"there is no site msqg; sites: imdb-1, squad-1, squad-2"):
+        value_of(Column("own.imdb+msqg.mean"), summary)
 
 
 def test_a_mean_of_the_last_rounds_leaves_out_the_rest(file: Path, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from fedstill.common.config import ConfigError
 from fedstill.common.config.files import check
@@ -234,15 +235,66 @@ def test_a_model_of_this_machine_writes_and_nonsense_is_noted() -> None:
     assert ("not a number" in notes[0]["problem"]) or ("numbers instead of 3" in notes[0]["problem"])
 
 
-def test_a_causal_model_from_a_folder_answers_with_what_it_adds(tmp_path: Path) -> None:
+def causal(folder: Path) -> Path:
+    """A GPT-2 of one layer with random weights."""
     tokenizer = AutoTokenizer.from_pretrained(builtin_folder("tiny-roberta")[0])
     size = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 128}
     ends = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **size, **ends)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **size, **ends)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_causal_model_from_a_folder_answers_with_what_it_adds(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(causal(tmp_path))
     answer = open_llm(LLMConfig(local=str(tmp_path))).say(TALK, most_tokens=8)
     assert "Three weights" not in answer
     assert len(tokenizer(answer, add_special_tokens=False)["input_ids"]) <= 16
+
+
+STORIES = Path(__file__).resolve().parents[4] / "shared/weights/llama-stories15m"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_numbers_only_takes_the_likeliest_number_after_those_before_it(kind: str, tmp_path: Path) -> None:
+    folder = causal(tmp_path) if kind == "gpt2" else builtin_folder("tiny-t5")[0]
+    config = LLMConfig(local=str(folder), numbers_only=True, retries=0)
+    weights, [note] = ask(config)
+    assert weights is not None
+    said = [float(part) for part in note["answer"].split(", ")]
+    assert weights == pytest.approx([number / sum(said) for number in said])
+    # the second number by hand: nine whole sequences, scored token by token
+    auto = AutoModelForCausalLM if kind == "gpt2" else AutoModelForSeq2SeqLM
+    model, tokenizer = auto.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer(TALK[0]["content"] + "\n", return_tensors="pt").input_ids
+
+    def score(text: str) -> float:
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        total = 0.0
+        for place, token in enumerate(ids):
+            with torch.no_grad():
+                if kind == "gpt2":
+                    logits = model(torch.cat([prompt, torch.tensor([ids[:place]], dtype=torch.long)], 1)).logits[0, -1]
+                else:
+                    before = torch.tensor([[model.config.decoder_start_token_id, *ids[:place]]])
+                    logits = model(input_ids=prompt, decoder_input_ids=before).logits[0, -1]
+            total += float(logits.log_softmax(-1)[token])
+        return total
+
+    tried = {f"{said[0]}, 0.{tenth}": score(f"{said[0]}, 0.{tenth}") for tenth in range(1, 10)}
+    assert note["answer"].startswith(max(tried, key=lambda text: tried[text]))
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not STORIES.is_dir(), reason="the models under ../shared/weights are not here")
+def test_a_real_decoder_only_model_weighs_sites() -> None:
+    """A model of children's stories knows nothing of weights: its free answer is of no use, its numbers are."""
+    free, [note] = ask(LLMConfig(local=str(STORIES), retries=0))
+    assert free is None
+    assert note["problem"]
+    weights, _ = ask(LLMConfig(local=str(STORIES), numbers_only=True, retries=0))
+    assert weights is not None
+    assert sum(weights) == pytest.approx(1)
 
 
 def test_a_model_that_writes_nothing_is_refused(tmp_path: Path) -> None:

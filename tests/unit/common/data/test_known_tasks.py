@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstill.common.config import ConfigError, SiteTask, TaskConfig
+from fedstill.common.config import ConfigError, DataConfig, SiteTask, TaskConfig
 from fedstill.common.config.files import check, load_run
 from fedstill.common.data.site_tasks import Item, Work, read_items
+from fedstill.common.data.splits import make_splits
 from fedstill.common.data.tasks import KNOWN, SITE_SETS, TASKS, TaskError, load_task, source_of
 from fedstill.common.data.tasks.task import INFERENCE_TRIANGLE, VALENCE_AROUSAL
 
@@ -216,7 +217,10 @@ def test_another_tasks_texts_as_public_ones(tmp_path: Path) -> None:
         write(tmp_path / FORMS[form][1], FORMS[form][2])
     _, pools = load_task(TaskConfig(name="qqp", folder=tmp_path, public_task="paws"))
     assert pools.public is not None
-    assert (pools.public.texts, pools.public.labels) == ((("it é", "it 's"),), None)
+    assert pools.public.texts == (("it é", "it 's"),)
+    splits = make_splits(pools, DataConfig(private=1, public=1, labelled=0, test=0), 1)
+    assert splits.public.labels is None  # nobody is given them
+    assert splits.public_truth is not None  # both tasks have the same labels: how right sites are can be measured
     write(tmp_path / "public.csv", "text\nfree\n")
     _, pools = load_task(TaskConfig(name="sst2", folder=tmp_path, public=tmp_path / "public.csv"))
     assert pools.public is not None
@@ -257,6 +261,19 @@ def test_what_is_absent_is_named_with_its_places_and_the_keys(tmp_path: Path) ->
     write(tmp_path / "CB/train.jsonl", lines({"premise": "a", "label": "neutral"}))
     with pytest.raises(TaskError, match=r"CB/train.jsonl: a row is not as SuperGLUE has it .'hypothesis'"):
         load_task(TaskConfig(name="cb", folder=tmp_path))
+
+
+def test_a_second_test_set_has_the_same_labels_or_is_refused(tmp_path: Path) -> None:
+    head = "index\tgenre\tsentence1\tsentence2\tgold_label\n"
+    for file, genre in (("train", "fiction"), ("dev_matched", "fiction"), ("dev_mismatched", "letters")):
+        write(tmp_path / f"MNLI/{file}.tsv", head + f"0\t{genre}\ta\tb\tneutral\n" * 3)
+    _, pools = load_task(TaskConfig(name="mnli", second_test="mnli-mm", folder=tmp_path))
+    assert pools.test is not None
+    assert pools.second is not None
+    assert (pools.test.domains, pools.second.domains) == (("fiction",) * 3, ("letters",) * 3)
+    write(tmp_path / "SST-2/train.tsv", FORMS["sst2"][2])
+    with pytest.raises(TaskError, match=r"task.second_test = 'sst2' has labels.*tested as mnli is"):
+        load_task(TaskConfig(name="mnli", second_test="sst2", folder=tmp_path))
 
 
 # --- data sets of a site alone ---

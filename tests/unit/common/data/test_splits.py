@@ -107,6 +107,25 @@ def test_all_seeds_can_be_tested_alike_and_draw_from_one_pool(own: bool) -> None
         assert not drawn & set(one.test.texts)
 
 
+def test_a_domain_pool_takes_as_many_of_each_domain_in_its_own_mix_of_labels() -> None:
+    """AdaFD's downsampled scale: 40 of 100 and 40 of 200, with shares of 1/2 and 1/4 of class 1, whatever the seed."""
+    labels = np.array([0, 1] * 50 + [0, 0, 0, 1] * 50)
+    pool = TextSet(tuple(f"text {n}" for n in range(300)), labels, ("a",) * 100 + ("b",) * 200)
+    used = []
+    for seed in (1, 2):
+        splits = make_splits(Pools(pool), DataConfig(private=60, public=10, labelled=0, test=10, domain_pool=40), seed)
+        parts = [splits.private, splits.public, splits.test]
+        used.append({text for part in parts for text in part.texts})
+        domains = [domain for part in parts for domain in part.domains or ()]
+        assert (domains.count("a"), domains.count("b")) == (40, 40)
+    assert used[0] == used[1]
+    chosen = np.array([int(str(text).split()[1]) for text in used[0]])
+    assert labels[chosen[chosen < 100]].sum() == 20
+    assert labels[chosen[chosen >= 100]].sum() == 10
+    with pytest.raises(DataError, match=r"data.domain_pool.*name task.domain"):
+        make_splits(Pools(TextSet(pool.texts, labels)), DataConfig(domain_pool=40), 1)
+
+
 def test_labelled_texts_can_stand_blind_among_the_public_ones() -> None:
     data = DataConfig(private=20, public=40, labelled=10, test=20)
     open_, blind = (make_splits(Pools(texts(100)), data.model_copy(update={"blind": b}), 1) for b in (False, True))

@@ -142,6 +142,21 @@ def test_an_epoch_may_be_a_number_of_steps_and_the_rate_rises_before_it_falls() 
     assert moves[1] == pytest.approx(0.25, abs=1e-3)
 
 
+def test_adafactor_steps_shrink_with_the_weights_unless_it_is_told_not_to() -> None:
+    """A gradient of ones gives an update of 1, times the rate, and scaled times the root mean square of w."""
+    model = load_model(ModelConfig(name="tiny-bert", device="cpu"), TASKS["film-reviews"], seed=1)
+    learner = Learner("a", model, LearnerConfig(), TrainConfig(learning_rate=0.1), 1)
+    matrix = next(value for value in learner.parameters if value.ndim == 2)
+    for kind, size in (("adafactor", float(matrix.detach().square().mean().sqrt())), ("adafactor_unscaled", 1.0)):
+        before = matrix.detach().clone()
+        optimizer = learner.optimizer("local", Practice(fresh=True, optimizer=kind))  # type: ignore[arg-type]
+        matrix.grad = torch.ones_like(matrix)
+        optimizer.step()
+        torch.testing.assert_close(before - matrix.detach(), torch.full_like(before, 0.1 * size), atol=1e-5, rtol=1e-3)
+        with torch.no_grad():
+            matrix.copy_(before)
+
+
 def test_every_way_to_train_clips() -> None:
     model = load_model(ModelConfig(name="tiny-bert", max_length=16), TASKS["film-reviews"], seed=3)
     learner = Learner("north", model, LearnerConfig(), TrainConfig(learning_rate=1.0, clip=0.5), seed=5)
