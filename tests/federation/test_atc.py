@@ -158,7 +158,18 @@ def test_a_run_contrasts_through_the_encoder(tmp_path: Path) -> None:
     assert heard.of("ann", "train.contrast")[2][1].metrics["contrast"] > 0
 
 
-def test_a_site_counts_items_and_private_parts_are_drawn_by_shape(whole: Any) -> None:
+def test_private_parts_are_drawn_by_the_seed_and_their_shape(federation: Make, tmp_path: Path) -> None:
+    """ann has two classes and bob two ends of an answer: heads of one shape begin alike, whatever a site is called."""
+    ann, bob, cat, dan = (node.learner.whole() for node in federation(mixed_run(tmp_path / "files")).nodes)
+    for one, other in ((ann, bob), (cat, dan)):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert {"classifier.weight", "contrast.0.weight"} <= ann.keys()
+    other_seed = federation(mixed_run(tmp_path / "files", "seed=5")).nodes[0].learner.whole()
+    assert not np.array_equal(ann["classifier.weight"], other_seed["classifier.weight"])
+
+
+def test_a_site_counts_items_not_windows(whole: Any) -> None:
     made, _, _ = whole
     assert {node.name: node.greeting()["texts"] for node in made.nodes} == {
         node.name: len(node.work.train) for node in made.nodes

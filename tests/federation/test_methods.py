@@ -61,6 +61,20 @@ def test_config_toml_lists_the_rates_that_were_used_and_reads_as_before(federati
     assert load_run(made.folder / "run/config.toml") == made.config
 
 
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        (("train.warmup=0.1",), "set method.schedule to run, phase or call, or take train.warmup out"),
+        (("method.name=sinkhorn", "method.eps=0.1"), "take eps out, or set method.solver = 'log_sinkhorn'"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(
+    federation: Make, small: Small, changes: tuple[str, ...], cure: str
+) -> None:
+    with pytest.raises(ValueError, match=cure):
+        federation(small(*changes))
+
+
 def test_fedavg_refuses_different_models(federation: Make, small: Small) -> None:
     with pytest.raises(ValueError, match=r"exchanges weights, so .* must be the same model.*tiny-roberta"):
         federation(small("method.name=fedavg")).run()
