@@ -155,14 +155,12 @@ COMPARE = FEDSTILL_DATA=$${FEDSTILL_DATA:-../shared/data} $(BIN)/fedstill compar
 results-fedid: $(READY) ## the tables of docs/results/fedid.md: 20 paired seeds on cached features, all methods that exchange predictions
 	$(COMPARE) experiments/screen/methods.toml
 
-results-adafd: results-fedid ## those of docs/results/adafd.md: the same, and two rounds
-	$(COMPARE) experiments/screen/adafd.toml
+results-adafd: results-fedid ## those of docs/results/adafd.md: the same tables
 
 results-sinkhorn: $(READY) ## those of docs/results/sinkhorn.md
 	$(COMPARE) experiments/screen/sinkhorn.toml
 
-results-evenhand: results-fedid ## those of docs/results/evenhand.md: the same, its parts, and whole models
-	$(COMPARE) experiments/screen/ablation.toml --reuse
+results-evenhand: results-fedid ## those of docs/results/evenhand.md: the same tables, and whole models
 	$(COMPARE) experiments/screen/confirm.toml
 
 results-atc: bench-atc ## those of docs/results/atc.md
