@@ -118,7 +118,7 @@ class FedID(Method):
         if self.p.feedback == "exact" and fed.config.central.compile:
             raise ValueError("feedback = 'exact' differentiates a step, which torch.compile cannot; take compile out")
         if self.p.feedback != "none" and not len(fed.central.labelled):
-            raise ValueError("feedback is measured on labelled texts: set data.labelled, or method.feedback = 'none'")
+            raise ValueError("for feedback data.labelled is 0; give it some, or set method.feedback = 'none'")
 
     def why_no_sums(self) -> str | None:
         if self.p.pipeline:
