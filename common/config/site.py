@@ -156,9 +156,7 @@ class SiteConfig(LearnerConfig):
     @model_validator(mode="after")
     def _gradients_by_text(self) -> Self:
         if self.compile and self.privacy is not None and self.privacy.train:
-            raise ValueError(
-                "DP-SGD takes each text's own gradient, which compiled models hide: take compile out"
-            )
+            raise ValueError("DP-SGD takes each text's own gradient, which compiled models hide: take compile out")
         return self
 
 
