@@ -88,13 +88,13 @@ def test_predictions_in_fewer_bytes_both_ways(
     plain, coded = federation(small(*changes)), federation(small(*changes, f"exchange.predictions={encoding}"))
     seen: dict[Federation, list[np.ndarray]] = {plain: [], coded: []}
     for made in (plain, coded):
-        learn = made.central.distil
+        honest = made.central.towards
 
-        def distil(rows, targets, *rest, made=made, learn=learn):  # type: ignore[no-untyped-def]
+        def towards(targets, loss, made=made, honest=honest):  # type: ignore[no-untyped-def]
             seen[made].append(targets)
-            return learn(rows, targets, *rest)
+            return honest(targets, loss)
 
-        made.central.distil = distil  # type: ignore[method-assign]
+        made.central.towards = towards  # type: ignore[method-assign]
     first, second = plain.run(), coded.run()
     wanted, found = seen[plain][0], seen[coded][0]
     assert wanted.shape == found.shape == (256, 2)
