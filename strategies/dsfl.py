@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fedstill.common.maths.ensemble import Matrix, entropy_reduction
+from fedstill.common.maths.ensemble import Matrix, entropy_reduction, softmax
 from fedstill.common.wire import Ask, Reply
 from fedstill.strategies.base import FRESH_EACH_CALL, Round, names
 from fedstill.strategies.early import NO_SUMS, EarlyParams
@@ -22,10 +22,17 @@ if TYPE_CHECKING:
 class DSFLParams(EnsembleParams, TaughtParams, EarlyParams):
     """Original: mean of probabilities, uniform weights, soft targets. FedID's code: mean of logits, hard targets."""
 
+    reduction: Literal["era", "none"] = "era"  # none: the paper's simple aggregation, for comparison
     temperature: float = Field(0.1, gt=0)
     era_input: Literal["probs", "logits"] = "probs"
     target: Literal["soft", "hard"] = "soft"
     weights: Literal["size", "uniform"] = "uniform"
+
+    @model_validator(mode="after")
+    def _sharpened(self) -> DSFLParams:
+        if self.reduction == "none" and "temperature" in self.model_fields_set:
+            raise ValueError("reduction = 'none' takes the plain mean, which has no temperature; take one of them out")
+        return self
 
 
 class DSFL(EnsembleMethod, TaughtMethod):
@@ -76,6 +83,9 @@ class DSFL(EnsembleMethod, TaughtMethod):
         return {"loss": loss}
 
     def targets(self, replies: list[Reply]) -> Matrix:
-        """Aggregate: ERA."""
-        mean = self.mean_logits(replies) if self.p.era_input == "logits" else self.mean_probabilities(replies)
+        """Aggregate: ERA, or the plain mean (SA)."""
+        of_logits = self.p.era_input == "logits"
+        mean = self.mean_logits(replies) if of_logits else self.mean_probabilities(replies)
+        if self.p.reduction == "none":
+            return softmax(mean) if of_logits else mean
         return entropy_reduction(mean, self.p.temperature)

@@ -29,6 +29,7 @@ class Ledger:
 
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
+        self.synced = True  # on disk before anything leaves; off where nothing does, in a run of one process
         self._known = (0, START)  # size of the file and hash of its last line, as this process left it
 
     def joined(self, greeting: Facts) -> None:
@@ -74,7 +75,7 @@ class Ledger:
                 links = {"salt": secrets.token_hex(8), "before": self.head()}
                 line = {"time": now, "run": self.run, **facts, **links}
                 text = json.dumps(line, separators=(",", ":"), default=str)
-                append_line(self.path, text, OWNER, sync=True)
+                append_line(self.path, text, OWNER, self.synced)
                 self._known = (self.path.stat().st_size, _digest(text.encode()))
         except OSError as error:
             raise LedgerError(

@@ -206,6 +206,27 @@ def test_dsfl_as_in_the_tables_of_fedid_and_adafd(pair: Any, preset: str, loss: 
     assert_same(one, two)
 
 
+@pytest.mark.parametrize("averaged", ["probs", "logits"])
+def test_dsfl_without_reduction_teaches_the_plain_mean(pair: Any, averaged: str) -> None:
+    """The paper's SA; weighed by size and of probabilities it is what FedID's eq. 10 makes."""
+    plain = ("method.reduction=none", "method.weights=size", f"method.era_input={averaged}")
+    one, two = pair("ds-fl", "method.distill_epochs=1", *plain)
+    one.run()
+    for node in two.nodes:
+        privately(node, 0)
+    said = [say(node) for node in two.nodes]
+    if averaged == "probs":
+        target = weigh(shares(two), [z.softmax(-1) for z in said])
+    else:
+        target = weigh(shares(two), said).softmax(-1)
+    on_public(two.central, 0, soft(target))
+    for node in two.nodes:
+        on_public(node, 2, soft(target))
+    assert_same(one, two)
+    with pytest.raises(ValueError, match="plain mean, which has no temperature"):
+        pair("ds-fl", *plain, "method.temperature=0.5")
+
+
 @pytest.mark.parametrize("name", ["fedkd", "ds-fl", "mhat"])
 def test_the_central_model_may_also_learn_the_servers_labelled_texts(pair: Any, name: str) -> None:
     """FedID's figure 3: after its distillation, and before it teaches in turn."""
