@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from types import TracebackType
 
 import psutil
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessError(RuntimeError):
@@ -44,8 +45,14 @@ def _prctl(option: int, value: int) -> None:
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _die_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def tied(command: Sequence[str], ending: str = "TERM") -> list[str]:
+    """Return the command so that its process gets this signal when the thread that starts it dies.
+
+    util-linux's setpriv arranges it in the new process. Python would have to run code between fork and exec instead,
+    where a parent with gRPC's threads can abort its child.
+    """
+    setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
+    return [*([] if setpriv is None else [setpriv, "--pdeathsig", ending]), *command]
 
 
 class Processes:
@@ -69,13 +76,12 @@ class Processes:
         """Start a command with its output in logs/NAME.log; return its process id."""
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                command,
+                tied(command),
                 env={**self.environment, **(extra or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
         return self.running[name].pid
 
@@ -126,7 +132,7 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], grace: fl
     A SuperNode that is refused leaves its SuperExec behind, which would keep trying to connect for ever.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    child = subprocess.Popen(command, env=dict(environment), start_new_session=True, preexec_fn=_die_with_parent)
+    child = subprocess.Popen(tied(command), env=dict(environment), start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, frame: child.send_signal(received))
     code = child.wait()

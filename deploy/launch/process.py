@@ -40,9 +40,7 @@ def assemble(config: RunConfig, record: Record | Path, sites: Path | None = None
     federation = Federation(config, record)
     folder = federation.record.folder
     states = folder / "sites" if sites is None else sites
-    make = {
-        site.name: partial(_site, config, site, run or folder.name, states / site.name) for site in config.sites
-    }
+    make = {site.name: partial(_site, config, site, run or folder.name, states / site.name) for site in config.sites}
     most = config.simulation.resident
     if most is None or most >= len(make):
         return InProcess(federation, [one() for one in make.values()])

@@ -9,7 +9,6 @@ are gone with the processes that hold them, and those die with the test, however
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import shlex
@@ -28,18 +27,13 @@ import psutil
 import yaml
 
 from fedstill.deploy.coordinator.keys import new_key
+from fedstill.deploy.processes import tied
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "deploy/docker"
 COORDINATOR = "coordinator"
 HOLDS = "mount --make-rprivate / && echo ready && exec sleep infinity"
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 TOOLS = ("ip", "unshare", "nsenter", "mount", "setpriv", "chroot")
-
-
-def _die_with_this_thread() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @cache
@@ -88,8 +82,8 @@ class Host:
         self._lock = threading.RLock()
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "--mount", "--", "sh", "-c", HOLDS],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=_die_with_this_thread,
+            tied(["unshare", "--net", "--mount", "--", "sh", "-c", HOLDS], "KILL"),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         )  # fmt: skip
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"ready\n", f"{name}: no namespaces"
@@ -195,10 +189,10 @@ class Host:
     def _begin(self) -> subprocess.Popen[bytes]:
         with (self.folder / f"logs/{self.name}.log").open("ab") as log:
             return subprocess.Popen(
-                ["nsenter", "-t", str(self.pid), "-n", "-m", "--", "unshare", "--mount", "--pid", "--uts", "--fork",
-                 "--kill-child", "--", "bash", "-c", self._script()],
+                tied(["nsenter", "-t", str(self.pid), "-n", "-m", "--", "unshare", "--mount", "--pid", "--uts",
+                      "--fork", "--kill-child", "--", "bash", "-c", self._script()], "KILL"),
                 env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=_die_with_this_thread,
+                start_new_session=True,
             )  # fmt: skip
 
     def init(self) -> int | None:
@@ -248,8 +242,8 @@ class Host:
         inside += ['cd /fedstill && exec "$@"', "sh", *command]
         with (output or Path(os.devnull)).open("ab") as log:
             return subprocess.Popen(
-                inside, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_this_thread,
+                tied(inside, "KILL"), env=self._environment(), stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     def run(self, *command: str, code: int = 0, seconds: float = 240) -> str:
