@@ -40,6 +40,7 @@ class Diagnosis:
     """Watches predictions, losses and scores of a run."""
 
     classes: int
+    constant_rate: bool = False  # then a central model stays where its last batches left it
     predicted: dict[str, list[NDArray[np.int64]]] = field(default_factory=dict)  # of this round
     one_class: dict[str, int] = field(default_factory=dict)  # rounds in a row
     losses: list[float] = field(default_factory=list)
@@ -73,7 +74,7 @@ class Diagnosis:
         self.predicted = {}
         self.agreement = self._agreement(votes)
         warnings = [*self._one_class(votes), *self._disagreement(votes), *self._loss(metrics)]
-        return [*warnings, *_behind(central, sites)]
+        return [*warnings, *_behind(central, sites, self.constant_rate)]
 
     def _one_class(self, votes: Mapping[str, NDArray[np.int64]]) -> list[Finding]:
         found = []
@@ -142,7 +143,7 @@ class Diagnosis:
         ]
 
 
-def _behind(central: Mapping[str, float], sites: Mapping[str, Facts]) -> list[Finding]:
+def _behind(central: Mapping[str, float], sites: Mapping[str, Facts], constant_rate: bool) -> list[Finding]:
     accuracy = {site: float(scores["accuracy"]) for site, scores in sites.items() if "accuracy" in scores}
     if len(accuracy) < 2:
         return []
@@ -163,7 +164,8 @@ def _behind(central: Mapping[str, float], sites: Mapping[str, Facts]) -> list[Fi
                 f"its accuracy is {central['accuracy']:.3f}, and the best site's {best:.3f}",
                 "central",
                 "the ensemble is worse than its best site, or the central model has not learned it",
-                "method.aggregation or method.weights; central.distill_rate, method.distill_epochs higher",
+                ("method.schedule = 'run', so that its rate falls; " if constant_rate else "")
+                + "method.aggregation or method.weights; central.distill_rate, method.distill_epochs higher",
             )
         )
     return found

@@ -55,7 +55,8 @@ class Federation:
         self.central.check_method(self.method)
         if config.exchange.secure and (reason := self.method.why_no_sums()) is not None:
             raise ValueError(f"exchange.secure: {self.method.name} {reason}; choose another method, or secure = false")
-        self.results, self.costs, self.diagnosis = Results(), Costs(), Diagnosis(self.central.classes)
+        self.results, self.costs = Results(), Costs()
+        self.diagnosis = Diagnosis(self.central.classes, self.method.p.schedule == "constant")
         self.pseudo = PseudoLabels(self.central.classes, len(self.central.public), self.central.texts.public_truth)
         self.pulse = Pulse(self.record, self.costs)
         self.number = 0  # of the round

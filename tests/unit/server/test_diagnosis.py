@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from fedstill.common.wire import Reply
 from fedstill.server.diagnosis import Diagnosis
@@ -64,6 +65,15 @@ def test_a_loss_that_stands_still_is_said_once_after_three_rounds() -> None:
     assert [said(diagnosis, loss=0.693) for _ in range(2)] == [[], []]
     assert said(diagnosis, loss=0.692) == ["the loss has not fallen in three rounds (0.6930, now 0.6920)"]
     assert said(diagnosis, loss=0.692) == []
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_central_model_behind_is_told_to_let_its_rate_fall_if_it_does_not(constant: bool) -> None:
+    [finding] = Diagnosis(2, constant).after_round(
+        {}, {"accuracy": 0.6}, {"north": {"accuracy": 0.8}, "south": {"accuracy": 0.8}}
+    )
+    assert finding.who == "central"
+    assert ("method.schedule = 'run'" in finding.change) is constant
 
 
 def test_who_is_far_behind_is_named_and_so_is_a_central_model_below_its_best_site() -> None:
