@@ -199,7 +199,7 @@ def _index(rows: list[Any], part: str, key: str) -> int:
 def _explain(kind: type[BaseModel], error: dict[str, Any]) -> str:
     """Describe one validation error: the key, what is wrong, and the closest key if it is unknown."""
     parts = [part for part in error["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
-    key = ".".join(str(part) for part in parts) or "(whole file)"
+    key = ".".join(str(part) for part in parts)
     if error["type"] == "extra_forbidden":
         known = _keys_at(kind, error["loc"][:-1])
         near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
@@ -208,7 +208,7 @@ def _explain(kind: type[BaseModel], error: dict[str, Any]) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
     given = error.get("input")
     shown = f" (got {given!r})" if not isinstance(given, dict | list) and "missing" not in error["type"] else ""
-    return f"{key}: {message}{shown}"
+    return f"{key}: {message}{shown}" if key else f"{message}{shown}"  # without a key: several do not go together
 
 
 def _keys_at(kind: type[BaseModel], path: tuple[Any, ...]) -> list[str]:

@@ -57,6 +57,7 @@ class Examination:
             ("memory", self._memory),
             ("disk", self._disk),
         ]
+        said: dict[str, str] = {}  # what was wrong, and the check that said so first
         with quiet(), _one_thread(self.on):
             for name, step in steps:
                 try:
@@ -65,6 +66,8 @@ class Examination:
                     check = Check(name, False, str(error), error.cure)
                 except (ValueError, OSError, RuntimeError, MemoryError) as error:
                     check = Check(name, False, " ".join(str(error).split()) or type(error).__name__)
+                if not check.ok and (first := said.setdefault(check.said, name)) != name:
+                    check = Check(name, False, f"see {first}")
                 self.ok = self.ok and check.ok
                 yield check
                 if name == "data" and not check.ok:

@@ -71,6 +71,15 @@ def test_what_is_wrong_is_said_with_its_cure(
     assert said in failed(small(*changes), tmp_path)[check]
 
 
+def test_what_several_checks_stumble_over_is_said_once(small: Small, tmp_path: Path) -> None:
+    plain = ["method.name=ds-fl", "method.reduction=none", "method.temperature=1.0"]
+    wrong = failed(small(*plain), tmp_path)
+    assert wrong["settings"] == (
+        "[method] ds-fl: reduction = 'none' takes the plain mean, which has no temperature; take one of them out"
+    )
+    assert (wrong["central model"], wrong["method"]) == ("see settings", "see settings")
+
+
 def test_columns_and_labels_of_a_file(small: Small, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("review,verdict\n" + "fine,good\npoor,bad\n" * 100)
     changes = ["task.name=files", f"task.train={tmp_path / 'mine.csv'}", "data.private=100"]
