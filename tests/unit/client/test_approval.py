@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from typer.testing import CliRunner
 
+from fedstill.client.app import join
 from fedstill.client.node import Node
-from fedstill.client.release.approval import Approvals, NotApproved, announcement, require, verbs_of, why_not
+from fedstill.client.release.approval import (
+    Approvals,
+    NotApproved,
+    announcement,
+    code_hash,
+    require,
+    verbs_of,
+    why_not,
+)
 from fedstill.client.release.limits import Refused
 from fedstill.common.config import ApprovalConfig, RunConfig, SiteConfig
-from fedstill.common.wire import Ask
+from fedstill.common.wire import Ask, from_records, to_records
 from fedstill.deploy.site.client import app
 
 Small = Callable[..., RunConfig]
+ROOMS = ("client", "common", "deploy", "fedstill", "server", "strategies")  # all that an app's process imports
 
 
 def site(**rules: object) -> SiteConfig:
@@ -58,6 +71,71 @@ def test_other_code_needs_another_yes(small: Small, tmp_path: Path, monkeypatch:
     monkeypatch.setattr("fedstill.client.release.approval.code_hash", lambda method: "0" * 64)
     with pytest.raises(NotApproved):
         require(config, "demo", site(), tmp_path)
+
+
+def test_the_yes_is_for_what_was_announced_when_it_was_given(small: Small, tmp_path: Path) -> None:
+    book = Approvals(tmp_path)
+    told = announcement(small("method.name=ds-fl"), "demo", site(), tmp_path)
+    book.announce(told)
+    assert not book.approved(told)
+    book.approve("demo", "ann")
+    assert book.approved(told)
+    assert not book.approved(announcement(small("method.name=ds-fl", "seed=2"), "demo", site(), tmp_path))
+    assert not book.approved({**told, "run": "other"})
+
+
+def test_another_configuration_under_the_same_name_waits_again(small: Small, tmp_path: Path) -> None:
+    book = Approvals(tmp_path)
+    first = announcement(small("method.name=ds-fl"), "demo", site(), tmp_path)
+    second = announcement(small("method.name=fedavg"), "demo", site(), tmp_path)
+    book.announce(first)
+    book.approve("demo", "ann")
+    book.announce(first)  # as when the site's process is started again
+    assert book.approved(first)
+    book.announce(second)
+    assert [told["method"] for told in book.waiting()] == ["fedavg"]  # what an owner is shown is what a yes is for
+    book.approve("demo", "ann")
+    assert book.approved(second)
+
+
+def test_the_hash_of_the_code_changes_with_any_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedstill
+
+    root = Path(fedstill.__file__).parents[1]
+    for room in ROOMS:
+        shutil.copytree(root / room, tmp_path / room, ignore=shutil.ignore_patterns("weights", "__pycache__"))
+    monkeypatch.setattr(fedstill, "__path__", [str(tmp_path)])
+    found = [code_hash.__wrapped__("fedstill.strategies.dsfl")]
+    for room in ROOMS:
+        file = sorted((tmp_path / room).rglob("*.py"))[-1]
+        file.write_text(file.read_text() + "\n# changed\n")
+        found.append(code_hash.__wrapped__("fedstill.strategies.dsfl"))
+    assert len(set(found)) == 1 + len(ROOMS)
+    (tmp_path / "client/more.py").write_text("")
+    assert code_hash.__wrapped__("fedstill.strategies.dsfl") not in found
+
+
+def test_a_join_waits_for_the_sites_yes_and_a_refused_one_is_in_the_ledger(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)  # as in a ClientApp's process
+    (tmp_path / "site.toml").write_text(
+        f'name = "north"\nmodel = "tiny-bert"\nstate = "{tmp_path}/state"\n[approval]\nwait = 0\n'
+    )
+    config = small("method.name=ds-fl").to_json()
+    asked = to_records({}, {"config": config, "run": "demo", "link": "messages"})
+    context = Context(1, 1, {"site": str(tmp_path / "site.toml")}, RecordDict(), {})
+    message = Message(asked, 1, "query.join")
+    ledger = tmp_path / "state/north/ledger.jsonl"
+    with pytest.raises(RuntimeError, match="site north has not approved run demo"):
+        join(message, context)
+    [line] = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert (line["verb"], line["refused"][:11]) == ("join", "NotApproved")
+    assert not (tmp_path / "state/north/demo").exists()  # no model was loaded, no folder made for the run
+    Approvals(tmp_path / "state/north").approve("demo", "ann")
+    assert from_records(join(message, context).content)[1]["name"] == "north"
+    assert json.loads(ledger.read_text().splitlines()[-1])["says"]["name"] == "north"
 
 
 def test_an_owner_may_answer_while_the_run_waits(small: Small, tmp_path: Path) -> None:

@@ -153,6 +153,19 @@ def test_only_its_owner_reads_a_checkpoint(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
 
 
+def test_a_checkpoint_is_on_disk_before_and_after_its_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, str]] = []
+    sync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (done.append(("sync", Path(os.readlink(f"/proc/self/fd/{fd}")).name)), sync(fd))[1]
+    )
+    monkeypatch.setattr(Path, "rename", lambda self, to: (done.append(("rename", Path(to).name)), rename(self, to))[1])
+    checkpoint.save(tmp_path / "kept", 3, ARRAYS, {})
+    draft = f".draft-{os.getpid()}-00003"
+    files = [("sync", name) for name in ("arrays.safetensors", "facts.json", "sha256.json")]
+    assert done == [*files, ("sync", draft), ("rename", "round-00003"), ("sync", "kept")]
+
+
 @pytest.mark.parametrize("name", ["arrays.safetensors", "facts.json", "sha256.json"])
 def test_only_rounds_whose_checksums_pass_are_announced(tmp_path: Path, name: str) -> None:
     for number in (1, 2, 3):
