@@ -56,8 +56,11 @@ def test_a_run_is_refused_until_its_owner_says_yes_and_then_only_as_it_was(small
         small("method.name=ds-fl", "rounds=3"),
         small("method.name=ds-fl", "seed=2"),
     ):
+        require(config, "demo", site(), tmp_path)  # each time as the owner said yes to it
         with pytest.raises(NotApproved):
             require(other, "demo", site(), tmp_path)
+        Approvals(tmp_path).announce(announcement(config, "demo", site(), tmp_path))
+        Approvals(tmp_path).approve("demo", "ann")
     with pytest.raises(NotApproved):
         require(config, "../demo", site(), tmp_path)
     require(small("rounds=9"), "other", SiteConfig(name="clinic", model="tiny-bert"), tmp_path)  # no rules, no question
