@@ -157,7 +157,7 @@ def calls_with(exchange: Exchange, channel: grpc.Channel, count: int) -> list[tu
     for number in range(count):
         says: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         metadata = ((TOKEN, exchange.issue_token(100 + number)),)
-        found.append((channel.stream_stream(METHOD)(iter(says.get, None), metadata=metadata, timeout=60), says))
+        found.append((channel.stream_stream(METHOD)(iter(says.get, None), metadata=metadata, timeout=40), says))
     return found
 
 
@@ -222,7 +222,7 @@ def test_a_token_that_was_spent_between_the_door_and_the_seat_opens_nothing() ->
     exchange = Exchange("127.0.0.1:0", lambda facts: None, most_sites=1)
     token, early = exchange.issue_token(1), queue.SimpleQueue[bytes | None]()
     with grpc.insecure_channel(f"127.0.0.1:{exchange.port}", grpc_options(20)) as channel:
-        call = channel.stream_stream(METHOD)(iter(early.get, None), metadata=((TOKEN, token),), timeout=60)
+        call = channel.stream_stream(METHOD)(iter(early.get, None), metadata=((TOKEN, token),), timeout=20)
         soon(lambda: held(exchange) == 1)  # it is in, with a token that is good so far
         rightful, successor, says = deaf(exchange, token, channel)
         for message in cut(Frame(READY, facts={"token": successor})):
