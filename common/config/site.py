@@ -120,6 +120,7 @@ class PrivacyConfig(Section):
     noise_multiplier: float | None = Field(None, gt=0)  # the noise in units of 2 clip, or of clip in training ...
     predictions: int | None = Field(None, ge=1)  # ... or for how many predictions the budget is to last
     epochs: int | None = Field(None, ge=1)  # ... or, in training, for how many epochs
+    cadence: float | None = Field(None, gt=0)  # seconds: an answer leaves only whole multiples of it after its Ask
 
     @model_validator(mode="after")
     def _noise_is_named(self) -> PrivacyConfig:

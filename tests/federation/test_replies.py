@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedstill.client.release.approval import verbs_of
-from fedstill.common.config import RunConfig
+from fedstill.common.config import ConfigError, RunConfig
 from fedstill.common.config.files import load_run
 from fedstill.common.readable import plain
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, decode
@@ -193,6 +193,11 @@ def test_a_greeting_that_cannot_be_used_is_refused_with_words_that_can(
 def test_the_cap_on_texts_is_a_setting(federation: Make, small: Small) -> None:
     made = federation(small(*QUICK, "exchange.most_texts=10"))
     assert "exchange.most_texts is 10" in str(made.admit()(made.nodes[0].greeting()))
+    made = federation(small(*QUICK, "exchange.texts={north = 10, south = 100}"))
+    assert "exchange.texts.north is 10" in str(made.admit()(made.nodes[0].greeting()))
+    assert made.admit()(made.nodes[1].greeting()) is None
+    with pytest.raises(ConfigError, match=r"exchange\.texts names 'nroth', which is no site of this run"):
+        small("exchange.texts={nroth = 10}")
 
 
 def test_words_from_outside_style_no_screen_and_mark_up_no_page() -> None:

@@ -75,10 +75,12 @@ def broken(tree: Path, tests: list[str], quick: bool) -> tuple[set[str], str]:
                "--no-header", "--tb=line", *(["-x"] if quick else []), *tests]  # fmt: skip
     done = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True, check=False)
     text = done.stdout + done.stderr
-    if done.returncode not in (0, 1) or re.search(r"^ERROR ", done.stdout, re.MULTILINE):
+    if done.returncode not in (0, 1) or re.search(r"^ERROR tests/", done.stdout, re.MULTILINE):
         raise Rotten(f"the tests cannot run:\n{text[-3000:]}")
     failed = re.findall(r"^FAILED (\S+::.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    return {test for test in tests if any(one == test or one.startswith(f"{test}[") for one in failed)}, text
+    return {
+        test for test in tests if any(one.startswith((f"{test}[", f"{test}::")) or one == test for one in failed)
+    }, text
 
 
 @contextmanager
