@@ -25,6 +25,7 @@ from fedstill.client.release.approval import (
 )
 from fedstill.client.release.limits import Refused
 from fedstill.common.config import ApprovalConfig, RunConfig, SiteConfig
+from fedstill.common.maths.privacy import Use, epsilon_of
 from fedstill.common.wire import Ask, from_records, to_records
 from fedstill.deploy.site.client import app
 
@@ -42,6 +43,31 @@ def test_an_announcement_says_what_the_run_will_ask(small: Small, tmp_path: Path
     assert "query.predictions" in told["verbs"]
     assert "train.parameters" not in told["verbs"]
     assert announcement(small("method.name=fedavg"), "demo", site(), tmp_path)["leaves"] == ["weights"]
+
+
+@pytest.mark.parametrize(
+    ("method", "predictions", "mb"),
+    [
+        ("method.name=ds-fl", 2 * 40, 2 * 40 * 2 * 4 / 1e6),  # rounds x texts; x classes x bytes of a number
+        ("method.name=fedid", 2 * 3 * 40, 2 * 3 * 40 * 2 * 4 / 1e6),  # as often as there are passes
+        ("method.name=fedavg", None, None),  # weights: how many, only the loaded model tells
+    ],
+)
+def test_an_announcement_says_how_much_and_at_what_cost(
+    small: Small, tmp_path: Path, method: str, predictions: int | None, mb: float | None
+) -> None:
+    config = small(method, *(["method.distill_epochs=3"] if "fedid" in method else []))
+    hides = {"epsilon": 50.0, "noise_multiplier": 4.0}
+    own = SiteConfig.model_validate({**site().model_dump(exclude_unset=True), "privacy": hides})
+    told = announcement(config, "demo", own, tmp_path)
+    assert (told.get("predictions"), told.get("mb")) == (predictions, None if mb is None else round(mb, 3))
+    assert (told["privacy"]["spent"], told["privacy"]["left"]) == (0, 50)
+    if predictions is not None:
+        cost = epsilon_of({Use(4.0): predictions}, 1e-5)
+        assert told["privacy"]["left_after"] == pytest.approx(50 - cost, abs=1e-3)
+        rules = ApprovalConfig.model_validate({"methods": ["ds-fl", "fedid"], "least_epsilon": 50 - cost / 2})
+        assert why_not(rules, told)  # enough is left now, and not after the run
+        assert not why_not(rules.model_copy(update={"least_epsilon": 50 - cost - 0.01}), told)
 
 
 def test_a_run_is_refused_until_its_owner_says_yes_and_then_only_as_it_was(small: Small, tmp_path: Path) -> None:
@@ -194,8 +220,17 @@ def test_flower_client_lists_and_approves(small: Small, tmp_path: Path) -> None:
     with pytest.raises(NotApproved):
         require(small("method.name=ds-fl"), "demo", site(), folder)
     runner, where = CliRunner(), ["--site", str(tmp_path / "site.toml")]
-    assert "demo: ds-fl, 2 rounds" in runner.invoke(app, ["approve", *where]).output
-    assert "demo is approved" in runner.invoke(app, ["approve", "demo", *where]).output
+    listed = runner.invoke(app, ["approve", *where]).output
+    [told] = Approvals(folder).waiting()
+    assert f"demo {told['hash'][:16]}: ds-fl, 2 rounds" in listed
+    assert '"predictions": 80' in listed
+    with pytest.raises(NotApproved):  # the coordinator announces another run under this name, after the owner looked
+        require(small("method.name=ds-fl", "rounds=9"), "demo", site(), folder)
+    other = runner.invoke(app, ["approve", "demo", told["hash"][:16], *where])
+    assert "was announced anew with another configuration" in str(other.exception)
+    with pytest.raises(NotApproved):
+        require(small("method.name=ds-fl"), "demo", site(), folder)
+    assert "demo is approved" in runner.invoke(app, ["approve", "demo", told["hash"][:16], *where]).output
     require(small("method.name=ds-fl"), "demo", site(), folder)
     [line] = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     assert (line["verb"], line["says"]["run"]) == ("approve", "demo")
