@@ -76,11 +76,14 @@ def forecast(config: RunConfig, site: SiteConfig) -> Facts:
     """
     kind, parameters = find_method(config.method)
     labels = config.task.labels or (TASKS[config.task.name].labels if config.task.name in TASKS else None)
-    if kind.formula is None or not labels or not config.data.public:
+    public = config.data.public
+    if (
+        kind.formula is None or not labels or not isinstance(public, int) or not public
+    ):  # a share: of what is not loaded
         return {}
-    batch = site.batch_size or config.train.batch_size
-    given = {"public": config.data.public, "classes": len(labels), "batch": batch, "parameters": 0}
-    sizes = sizes_of(parameters.model_dump(), **given, predictions=config.exchange.predictions)
+    batch, width = site.batch_size or config.train.batch_size, config.exchange.predictions
+    settings, classes = parameters.model_dump(), len(labels)
+    sizes = sizes_of(settings, public=public, classes=classes, batch=batch, parameters=0, predictions=width)
     up = sum(up for phase, (up, _) in kind.formula(sizes).items() if phase in ("prediction", "interactive"))
     bytes_ = config.rounds * up
     return {"predictions": bytes_ // (sizes.width * sizes.classes), "mb": round(bytes_ / 1e6, 3)} if bytes_ else {}
