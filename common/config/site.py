@@ -138,7 +138,7 @@ class ApprovalConfig(Section):
     methods: list[str] = Field([])  # approved without asking, if the other rules hold; none: every run is asked for
     most_rounds: int | None = Field(None, ge=1)  # of a run that is approved by rules
     most_mb: float | None = Field(None, gt=0)  # limits.mb_per_run must be set, and not above
-    least_epsilon: float | None = Field(None, gt=0)  # that must be left of the privacy budget, after the run if it can be foretold
+    least_epsilon: float | None = Field(None, gt=0)  # of the budget, that must be left after the run
     wait: float = Field(600.0, ge=0)  # seconds for which a run waits for its owner's answer
 
 
