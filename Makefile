@@ -54,7 +54,7 @@ fuzz: $(READY) ## one site sends nonsense in whole runs of every method: 100,000
 	FEDSTILL_FUZZ=$${FEDSTILL_FUZZ:-4000} $(BIN)/pytest -q tests/federation/test_replies.py
 
 test-mutants: $(READY) ## every guard taken out once, in a copy of the tree: its tests must fail; make test-mutants ONLY=ledger tries some
-	$(BIN)/python tests/mutants/run.py $(ONLY)
+	$(BIN)/python tests/mutants/run.py --jobs 2 $(ONLY)
 
 soak: $(READY) ## 2,000 tiny rounds under kills, cuts, slow sites, a lost coordinator and hostile frames; under an hour; writes experiments/bench/soak.json
 	$(BIN)/python experiments/bench/soak.py

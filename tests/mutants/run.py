@@ -16,9 +16,12 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
@@ -42,9 +45,8 @@ class Rotten(Exception):
     """A mutant that fits the code no more; the text says which."""
 
 
-def copied(folder: Path) -> Path:
+def copied(tree: Path) -> Path:
     """Copy the checkout, without its history and environment, and make sure that the copy is what is imported."""
-    tree = folder / "tree"
     tree.mkdir()
     for path in ROOT.iterdir():
         if path.name in PASSING or path.name.startswith(".") or path.suffix == ".egg-info":
@@ -100,34 +102,48 @@ def without_guard(tree: Path, mutant: Mutant) -> Iterator[None]:
         path.write_text(text, encoding="utf-8")
 
 
+def tried(mutant: Mutant, trees: SimpleQueue[Path]) -> tuple[Mutant, str, float]:
+    """Try a mutant in a tree that is free; return what came of it, and its seconds."""
+    tree, began = trees.get(), time.monotonic()
+    try:
+        with without_guard(tree, mutant):
+            failed, _ = broken(tree, mutant.tests, quick=len(mutant.tests) == 1)
+        blind = sorted(set(mutant.tests) - failed)
+        verdict = f"SURVIVED {', '.join(blind)}" if blind else "killed"
+    except Rotten as error:
+        verdict = f"ROTTEN {error}"
+    finally:
+        trees.put(tree)
+    return mutant, verdict, time.monotonic() - began
+
+
 def main() -> int:
     """Try every mutant; return 1 if one survives or fits no more."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="?", default="", help="try only mutants whose names hold this")
-    only = parser.parse_args().only
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time, each in a copy of its own")
+    options = parser.parse_args()
+    only, jobs = options.only, options.jobs
     mutants = [Mutant(**one) for one in tomllib.loads(LIST.read_text(encoding="utf-8"))["mutant"]]
     mutants = [mutant for mutant in mutants if only in mutant.name]
     began, wrong = time.monotonic(), list[str]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tree = copied(Path(folder))
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(jobs):
+            trees.put(copied(Path(folder) / f"tree-{number}"))
         tests = sorted({test for mutant in mutants for test in mutant.tests})
+        tree = trees.get()
         failed, text = broken(tree, tests, quick=False)
+        trees.put(tree)
         if failed:
             print(text[-4000:], f"\nThese fail as the code is: {', '.join(sorted(failed))}")
             return 1
         print(f"{len(tests)} tests pass with every guard, after {time.monotonic() - began:.0f} s", flush=True)
-        for number, mutant in enumerate(mutants, 1):
-            at = time.monotonic()
-            try:
-                with without_guard(tree, mutant):
-                    failed, _ = broken(tree, mutant.tests, quick=len(mutant.tests) == 1)
-                blind = sorted(set(mutant.tests) - failed)
-                verdict = f"SURVIVED {', '.join(blind)}" if blind else "killed"
-            except Rotten as error:
-                verdict = f"ROTTEN {error}"
-            if verdict != "killed":
-                wrong.append(mutant.name)
-            print(f"{number:3} {time.monotonic() - at:5.1f} s  {mutant.name}: {verdict}", flush=True)
+        with ThreadPoolExecutor(jobs) as pool:
+            for number, (mutant, verdict, seconds) in enumerate(pool.map(tried, mutants, repeat(trees)), 1):
+                if verdict != "killed":
+                    wrong.append(mutant.name)
+                print(f"{number:3} {seconds:5.1f} s  {mutant.name}: {verdict}", flush=True)
     print(f"{len(mutants) - len(wrong)} of {len(mutants)} mutants killed in {time.monotonic() - began:.0f} s")
     return 1 if wrong else 0
 
