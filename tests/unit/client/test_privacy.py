@@ -16,8 +16,10 @@ from scipy.stats import kstest
 from fedstill.client.release.budget import Budget, BudgetError
 from fedstill.client.release.noise import standard_normal
 from fedstill.client.release.privacy import Guard
+from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import ConfigError, PrivacyConfig
 from fedstill.common.config.files import check
+from fedstill.common.lock import only_one
 from fedstill.common.maths.privacy import Use, epsilon_of, hide, multiplier_for
 from fedstill.common.wire import WireError
 from fedstill.strategies import VERBS
@@ -131,6 +133,23 @@ def test_processes_of_one_site_share_one_budget(tmp_path: Path) -> None:
         sent = sum(pool.map(spend, [str(tmp_path)] * 4, [25] * 4))
     assert sent == 400
     assert Budget(tmp_path, 1e6, 1e-5).uses() == {Use(4.0): 400}
+
+
+def test_the_budget_is_read_and_written_under_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free: list[bool] = []
+    look, write = Budget.uses, write_atomically
+
+    def note() -> None:
+        try:
+            with only_one(tmp_path / "privacy.lock", BlockingIOError()):
+                free.append(True)
+        except BlockingIOError:
+            free.append(False)
+
+    monkeypatch.setattr(Budget, "uses", lambda self: (note(), look(self))[1])
+    monkeypatch.setattr("fedstill.client.release.budget.write_atomically", lambda *all: (note(), write(*all))[1])
+    Budget(tmp_path, 10.0, 1e-5).charge(Use(4.0), 3, "three")
+    assert free == [False, False]
 
 
 def test_the_budget_is_on_disk_before_anything_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
