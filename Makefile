@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED = 0
 export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
-.PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable fuzz soak soak-short lint types tree check \
+.PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable test-mutants fuzz soak soak-short lint types tree check \
 	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-peers bench-scale bench-path bench-models bench-features bench-defaults pretrain clean results-fedid results-adafd results-sinkhorn results-evenhand results-atc results-feddrs bench-first bench-start bench-wan
 
 help: ## list the targets
@@ -52,6 +52,9 @@ test-portable: $(READY) ## unit and federation tests on other instruction sets a
 
 fuzz: $(READY) ## one site sends nonsense in whole runs of every method: 100,000 Replies, 700 runs, about ten minutes
 	FEDSTILL_FUZZ=$${FEDSTILL_FUZZ:-4000} $(BIN)/pytest -q tests/federation/test_replies.py
+
+test-mutants: $(READY) ## every guard taken out once, in a copy of the tree: its tests must fail; make test-mutants ONLY=ledger tries some
+	$(BIN)/python tests/mutants/run.py --jobs 2 $(ONLY)
 
 soak: $(READY) ## 2,000 tiny rounds under kills, cuts, slow sites, a lost coordinator and hostile frames; under an hour; writes experiments/bench/soak.json
 	$(BIN)/python experiments/bench/soak.py

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -31,26 +33,10 @@ log = logging.getLogger("flwr")
 def join(message: Message, context: Context) -> Message:
     """Load the site's model once and serve the run's Asks until it ends; with `messages`, only report the greeting."""
     _, facts = from_records(message.content)
-    config = load_run(str(facts["config"]))
-    kind = node_kind(config)
-    who, hidden = "a site", kind.task_is_secret and context.node_config.get("site") is not None
-    ledger: Ledger | None = None
-    try:
-        site = find_site(config, context)
-        who, hidden = f"site {site.name}", hidden or site.privacy is not None
-        ledger = Ledger(state_root(site) / "ledger.jsonl", str(facts["run"])[:128])
-        if context.node_config.get("site") is not None:
-            check_files(config, site)
-        approval.require(config, str(facts["run"]), site, state_root(site))
-        node = kind(config, site, str(facts["run"]), state_root(site))
+    config, run = load_run(str(facts["config"])), str(facts["run"])
+    with _beginning(config, context, run) as site:
+        node = node_kind(config)(config, site, run, state_root(site))
         door = None if facts["link"] == "messages" else _door(config, site, facts)
-    except Exception as error:
-        if ledger is not None:
-            ledger.not_joined(error)
-        if hidden:
-            log.error("%s: %s", who, error)  # its text may quote a label or reveal the task
-            raise RuntimeError(f"{who} cannot begin; its own log says why, since its texts are its secret") from None
-        raise RuntimeError(f"{who}: {error}") from error
     greeting = node.greeting()
     node.ledger.joined(greeting)
     if door is None:
@@ -66,12 +52,9 @@ def join(message: Message, context: Context) -> Message:
 def answer_message(message: Message, context: Context) -> Message:
     """Answer one Ask sent as a Flower message: restore the model, work, and save it again."""
     arrays, facts = from_records(message.content)
-    config = load_run(str(facts["config"]))
-    site = find_site(config, context)
-    if context.node_config.get("site") is not None:
-        check_files(config, site)
-    approval.require(config, str(facts["run"]), site, state_root(site))
-    node = KEPT.take(config, site, str(facts["run"]), state_root(site))
+    config, run = load_run(str(facts["config"])), str(facts["run"])
+    with _beginning(config, context, run) as site:
+        node = KEPT.take(config, site, run, state_root(site))
     verb = message.metadata.message_type
     try:
         reply = node.answer(Ask(verb, arrays, facts["settings"]))
@@ -80,6 +63,28 @@ def answer_message(message: Message, context: Context) -> Message:
     node.put_away(int(facts["number"]))
     KEPT.keep(node, int(facts["number"]), config.simulation.resident or BESIDE)
     return Message(to_records(reply.arrays, {"metrics": reply.metrics}), reply_to=message)
+
+
+@contextmanager
+def _beginning(config: RunConfig, context: Context, run: str) -> Iterator[SiteConfig]:
+    """Yield the site if it takes part in the run; why it does not is in its ledger, and only there where it hides."""
+    own = context.node_config.get("site") is not None
+    who, hidden, ledger = "a site", own and node_kind(config).task_is_secret, None
+    try:
+        site = find_site(config, context)
+        who, hidden = f"site {site.name}", hidden or site.privacy is not None
+        ledger = Ledger(state_root(site) / "ledger.jsonl", run[:128])
+        if own:
+            check_files(config, site)
+        approval.require(config, run, site, state_root(site))
+        yield site
+    except Exception as error:
+        if ledger is not None:
+            ledger.not_joined(error)
+        if hidden:
+            log.error("%s: %s", who, error)  # its text may quote a label or reveal the task
+            raise RuntimeError(f"{who} cannot begin; its own log says why, since its texts are its secret") from None
+        raise RuntimeError(f"{who}: {error}") from error
 
 
 for _verb in all_verbs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import shutil
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fedstill.client.release.approval import verbs_of
 from fedstill.client.release.budget import BudgetError, BudgetSpent
+from fedstill.client.release.cadence import in_time
 from fedstill.client.release.ledger import Ledger, LedgerError
 from fedstill.client.release.limits import Gate, NotCounted, Refused
 from fedstill.client.release.noise import standard_normal
@@ -109,7 +111,12 @@ class Node:
         return len(self.private)
 
     def answer(self, ask: Ask) -> Reply:
-        """Work on an Ask; whatever leaves the site is entered in its ledger first."""
+        """Work on an Ask; whatever leaves the site is entered in its ledger first, and an error leaves no sooner."""
+        cadence = None if self.site.privacy is None else self.site.privacy.cadence
+        with contextlib.nullcontext() if cadence is None else in_time(cadence):
+            return self._answered(ask)
+
+    def _answered(self, ask: Ask) -> Reply:
         try:
             reply = self.gate.answer(ask)
         except Exception as error:

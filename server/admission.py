@@ -45,6 +45,7 @@ class Admission:
 
     def __init__(self, config: RunConfig, central: CentralModel) -> None:
         self.names, self.most_texts = {site.name for site in config.sites}, config.exchange.most_texts
+        self.texts_of = config.exchange.texts
         self.labels, self.public = central.labels_agreed, (central.fingerprint, len(central.public))
 
     def __call__(self, facts: Facts) -> str | None:
@@ -59,6 +60,8 @@ class Admission:
             return f"what the site says of itself cannot be read: {strange[0]}"
         if facts["texts"] > self.most_texts:
             return f"site {name}: it claims {facts['texts']:,} texts, and exchange.most_texts is {self.most_texts:,}"
+        if facts["texts"] > (most := self.texts_of.get(str(name), self.most_texts)):
+            return f"site {name}: it claims {facts['texts']:,} texts, and exchange.texts.{name} is {most:,}"
         if self.names and name not in self.names:
             return f"site {name!r} is not in this run; its sites are: {', '.join(sorted(self.names))}"
         if facts.get("labels") != self.labels:

@@ -1,12 +1,16 @@
-"""Secure sums, both halves. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving ML", CCS 2017.
+"""Secure sums at a site. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving ML", CCS 2017.
 
 Before an answer that is to be summed, sites agree on pairwise masks through the coordinator; each sends its answer in
 fixed point under all its masks; in the sum they cancel. A site that drops out leaves its masks in the sum: enough of
 the others together hold the shares from which they are made. The coordinator learns the weighted sum and no part of it.
+
+Masks follow from all that a site was told of the sum (who is in it, with which keys and weights), so that they cancel
+only if every site was told the same.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -20,9 +24,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedstill.common.maths.ensemble import softmax
-from fedstill.common.maths.masking import WIDTH, expand, from_fixed, join, split, to_fixed
-from fedstill.common.wire import Arrays, Ask, Facts, Reply, WireError
+from fedstill.common.maths.masking import WIDTH, expand, split, to_fixed
+from fedstill.common.wire import Arrays, Ask, Facts, WireError
 from fedstill.common.wire.typed import Message
+from fedstill.strategies.signed_keys import signature, unsigned
 from fedstill.strategies.verbs import NOTHING, Nothing, Shield, site_verb
 
 if TYPE_CHECKING:
@@ -30,7 +35,6 @@ if TYPE_CHECKING:
 
     from fedstill.client.node import Node
     from fedstill.common.states import State
-    from fedstill.server.federation import Federation
 
 FEWEST = 3  # sites: of two, each can tell the other's part from the sum
 SEALED = 2 * WIDTH + 16  # bytes of two shares and their seal
@@ -55,27 +59,36 @@ def summed(ask: Ask, of: Of, weights: Mapping[str, float] | Literal["size", "uni
 
 @dataclass(frozen=True)
 class Keys(Message):
-    """Two public keys of a site for one sum: of the channel to others, and of its masks."""
+    """Two public keys of a site for one sum: of the channel to others, and of its masks; signed if it has a key."""
 
     channel: np.ndarray
     mask: np.ndarray
+    signature: str = ""
 
 
 @dataclass(frozen=True)
 class Peers(Message):
-    """The sites of a sum and their public keys, row by row; how many must be left to open it."""
+    """The sites of a sum, their weights, public keys and signatures, row by row; how many must be left to open it."""
 
     names: list[str]
     threshold: int
+    weights: list[float]
     channel: np.ndarray
     mask: np.ndarray
+    signatures: list[str] = field(default_factory=list)
+
+    def told(self) -> bytes:
+        """Return the hash of what a sum is of, in which every mask of it takes part."""
+        facts = json.dumps([self.names, self.threshold, self.weights]).encode()
+        return sha256(facts + self.channel.tobytes() + self.mask.tobytes()).digest()
 
 
 @dataclass(frozen=True)
 class Sealed(Message):
-    """Shares of a site's two secrets, a row for each site, sealed for it."""
+    """Shares of a site's two secrets, a row for each site, sealed for it; or whose keys it does not take."""
 
     sealed: np.ndarray
+    strangers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -115,10 +128,10 @@ class Masking:
     def masks(self, name: str, label: str, count: int) -> np.ndarray:
         """Return the sum of all masks of this site for an array."""
         assert self.peers is not None
-        me, total = self.place(name), expand(self.own, label, count)
+        me, total, told = self.place(name), expand(self.own, label, count), self.peers.told()
         for row in range(len(self.peers.names)):
             if row != me:
-                pair = expand(agreed(self.mask, self.peers.mask[row]), label, count)
+                pair = expand(agreed(self.mask, self.peers.mask[row], told), label, count)
                 total = total + pair if me < row else total - pair
         return total
 
@@ -126,14 +139,15 @@ class Masking:
 PROTOCOL = ("query.keys", "query.shares", "query.unmask")  # not steps of a method: no draw depends on them
 
 
-@site_verb("query.keys", leaves=NOTHING, phase=None, quick=True, shield=Shield(("channel", "mask")))
+@site_verb("query.keys", leaves=NOTHING, phase=None, quick=True, shield=Shield(("channel", "mask", "signature")))
 def make_keys(site: Node, nothing: Nothing) -> Keys:
     """Two fresh public keys for one sum."""
     site.masking = Masking()
-    return Keys(_public(site.masking.channel), _public(site.masking.mask))
+    channel, mask = _public(site.masking.channel), _public(site.masking.mask)
+    return Keys(channel, mask, signature(site, bytes(channel) + bytes(mask)))
 
 
-@site_verb("query.shares", leaves=NOTHING, phase=None, quick=True, shield=Shield(("sealed",)))
+@site_verb("query.shares", leaves=NOTHING, phase=None, quick=True, shield=Shield(("sealed", "strangers")))
 def share_secrets(site: Node, peers: Peers) -> Sealed:
     """Shares of this site's two secrets, sealed for each of the others."""
     masking = site.masking
@@ -150,6 +164,11 @@ def share_secrets(site: Node, peers: Peers) -> Sealed:
     mine = (bytes(_public(masking.mask)), bytes(_public(masking.channel)))
     if (bytes(peers.mask[me]), bytes(peers.channel[me])) != mine:
         raise WireError("the keys given as this site's are not the ones that it made")
+    _check_weights(site, peers, me)
+    keys = {name: bytes(peers.channel[row]) + bytes(peers.mask[row]) for row, name in enumerate(peers.names)}
+    if strangers := unsigned(site, keys, peers.signatures):
+        site.masking = None
+        return Sealed(np.zeros((count, SEALED), np.uint8), strangers)
     masking.peers = peers
     holders = range(1, count + 1)
     own = split(int.from_bytes(masking.own), holders, peers.threshold)
@@ -159,19 +178,32 @@ def share_secrets(site: Node, peers: Peers) -> Sealed:
     for row in range(count):
         if row != me:
             both = own[row + 1].to_bytes(WIDTH) + mask[row + 1].to_bytes(WIDTH)
-            key = agreed(masking.channel, peers.channel[row])
+            key = agreed(masking.channel, peers.channel[row], peers.told())
             sealed[row] = np.frombuffer(ChaCha20Poly1305(key).encrypt(_nonce(me, row), both, None), np.uint8)
     return Sealed(sealed)
 
 
+def _check_weights(site: Node, peers: Peers, me: int) -> None:
+    """Refuse a sum that is this site's part and next to nothing else."""
+    weights, limits = peers.weights, site.site.limits
+    if len(weights) != len(peers.names) or not all(0 <= weight <= 1 for weight in weights):
+        raise WireError("a sum has a weight from 0 to 1 for each site")
+    heavy = sum(weight >= limits.least_weight * weights[me] for weight in weights)
+    if heavy < max(FEWEST, limits.fewest):
+        raise WireError(
+            f"a sum in which {heavy - 1} other sites weigh limits.least_weight = {limits.least_weight:g} of this site "
+            'or more would not hide its part; take weights = "uniform" in the run, or lower it in site.toml'
+        )
+
+
 def under_masks(site: Node, arrays: State, asked: Facts) -> Arrays:
     """Return an answer's arrays with every fraction weighted, in fixed point and under this site's masks."""
-    masking, weight, of = site.masking, asked.get("weight"), asked.get("of")
+    masking, of = site.masking, asked.get("of")
     if masking is None or masking.peers is None or masking.used:
         raise WireError("masks are agreed on before the answer, and serve once")
-    if not isinstance(weight, int | float) or not 0 <= weight <= 1 or of not in ("values", "probabilities"):
-        raise WireError("a sum has weights from 0 to 1, of values or of probabilities")
-    masking.used = True
+    if of not in ("values", "probabilities"):
+        raise WireError("a sum is of values or of probabilities")
+    masking.used, weight = True, masking.peers.weights[masking.place(site.name)]
     hidden: Arrays = {}
     for name, value in arrays.items():
         if value.dtype == np.int64:
@@ -179,9 +211,9 @@ def under_masks(site: Node, arrays: State, asked: Facts) -> Arrays:
         if value.dtype.kind != "f":
             hidden[name] = value
             continue
-        plain = softmax(value) if of == "probabilities" else value
+        open_ = softmax(value) if of == "probabilities" else value
         masks = masking.masks(site.name, name, value.size).reshape(value.shape)
-        hidden[name] = (to_fixed(plain, float(weight)) + masks).view(np.int64)
+        hidden[name] = (to_fixed(open_, weight) + masks).view(np.int64)
     return hidden
 
 
@@ -200,7 +232,7 @@ def open_sum(site: Node, asked: Open) -> Opened:
         if row == me:
             both = masking.shares[me]
         else:
-            key = agreed(masking.channel, peers.channel[row])
+            key = agreed(masking.channel, peers.channel[row], peers.told())
             try:
                 text = ChaCha20Poly1305(key).decrypt(_nonce(row, me), bytes(asked.sealed[row]), None)
             except (InvalidTag, ValueError, IndexError):
@@ -212,10 +244,10 @@ def open_sum(site: Node, asked: Open) -> Opened:
     return Opened(shares)
 
 
-def agreed(private: X25519PrivateKey, public: Any) -> bytes:
-    """Return the secret that two sites have in common and nobody between them knows."""
+def agreed(private: X25519PrivateKey, public: Any, told: bytes) -> bytes:
+    """Return the secret that two sites have in common and nobody between them knows, if they were told the same."""
     secret = private.exchange(X25519PublicKey.from_public_bytes(bytes(public)))
-    return HKDF(hashes.SHA256(), 32, None, b"fedstill secure sum").derive(secret)
+    return HKDF(hashes.SHA256(), 32, None, b"fedstill secure sum" + told).derive(secret)
 
 
 def _public(key: X25519PrivateKey) -> np.ndarray:
@@ -224,109 +256,3 @@ def _public(key: X25519PrivateKey) -> np.ndarray:
 
 def _nonce(sender: int, receiver: int) -> bytes:
     return sha256(f"{sender} {receiver}".encode()).digest()[:12]  # every key is used once in each direction
-
-
-# --- the server's half ---
-
-
-def ask_for_sum(fed: Federation, ask: Ask) -> list[Reply]:
-    """Put an Ask whose answers are summed; every Reply that comes back has the weighted mean in place of its part."""
-    assert ask.sum is not None
-    asked = fed.participants if ask.to is None else ask.to
-    keys = {reply.node: reply.arrays for reply in fed.ask(make_keys.ask(to=asked, check=_keys))}
-    names = tuple(keys)
-    if len(names) < FEWEST:
-        raise ValueError(f"a secure sum needs {FEWEST} sites, and {len(names)} are here: {', '.join(names)}")
-    threshold = len(names) // 2 + 1
-    rows = {kind: np.stack([np.asarray(keys[name][kind]) for name in names]) for kind in ("channel", "mask")}
-    peers = Peers(list(names), threshold, rows["channel"], rows["mask"])
-    shared = fed.ask(share_secrets.ask(peers, to=names, check=_rows("sealed", (len(names), SEALED))))
-    sealed = {reply.node: np.asarray(reply.arrays["sealed"]) for reply in shared}
-    if len(sealed) < len(names):  # who gave no shares could not be made up for
-        return ask_for_sum(fed, replace(ask, to=tuple(sealed)))
-    weights = _weights(fed, ask.sum, names)
-    parts = {n: {**ask.each.get(n, {}), "mask": {"weight": weights[n], "of": ask.sum.of}} for n in names}
-    hidden = fed.ask(replace(ask, each=parts, to=names, check=_fixed, sum=None))
-    hidden = _alike(fed, ask, hidden)
-    alive = [reply.node for reply in hidden]
-    each = {n: {"sealed": np.stack([sealed[o][row] for o in names])} for row, n in enumerate(names) if n in alive}
-    asking = open_sum.ask(to=tuple(alive), each=each, check=_rows("shares", (len(names), WIDTH)))
-    opened = fed.ask(replace(asking, settings={"alive": alive}))
-    if len(opened) < threshold:
-        raise ValueError(f"{len(opened)} of {len(names)} sites are left, and {threshold} are needed to open the sum")
-    some = {names.index(reply.node) + 1: np.asarray(reply.arrays["shares"]) for reply in opened[:threshold]}
-    joined = [join({x: int.from_bytes(bytes(shares[row])) for x, shares in some.items()}) for row in range(len(names))]
-    mean = _mean(hidden, names, joined, rows["mask"], sum(weights[name] for name in alive), ask.sum.of)
-    replies = [replace(reply, arrays={**reply.arrays, **mean}) for reply in hidden]
-    if ask.check is not None:
-        for reply in replies:
-            ask.check(reply)
-    return replies
-
-
-def _alike(fed: Federation, ask: Ask, hidden: list[Reply]) -> list[Reply]:
-    """Return the answers that can be added: one of another form would spoil the sum, and is left out as if lost."""
-    forms = [tuple(sorted((name, value.shape) for name, value in reply.arrays.items())) for reply in hidden]
-    usual = max(forms, key=forms.count)
-    for reply, form in zip(hidden, forms, strict=True):
-        if form != usual:
-            fed.event("left_out", site=reply.node, verb=ask.verb, reason="its masked answer has another form")
-    return [reply for reply, form in zip(hidden, forms, strict=True) if form == usual]
-
-
-def _weights(fed: Federation, kind: Summed, names: tuple[str, ...]) -> dict[str, float]:
-    if kind.weights == "uniform":
-        return {name: 1 / len(names) for name in names}
-    if kind.weights == "size":
-        sizes = {name: int(fed.sites[name]["texts"]) for name in names}
-        return {name: size / max(1, sum(sizes.values())) for name, size in sizes.items()}
-    assert not isinstance(kind.weights, str)
-    return {name: float(kind.weights[name]) for name in names}
-
-
-def _mean(
-    hidden: list[Reply], names: tuple[str, ...], secret: list[int], public: np.ndarray, weight: float, of: Of
-) -> Arrays:
-    """Add the masked answers, take off what does not cancel, and divide by the weight of those who answered."""
-    alive = {reply.node for reply in hidden}
-    gone_rows = [row for row, name in enumerate(names) if name not in alive]
-    lost = {names[row]: X25519PrivateKey.from_private_bytes(secret[row].to_bytes(32)) for row in gone_rows}
-    fractions = [name for name, value in hidden[0].arrays.items() if value.dtype == np.int64]
-    mean: Arrays = {}
-    for array in fractions:
-        shape = hidden[0].arrays[array].shape
-        count = int(np.prod(shape))
-        total = np.zeros(count, np.uint64)
-        for reply in hidden:
-            total += np.asarray(reply.arrays[array]).reshape(-1).view(np.uint64)
-        for row, name in enumerate(names):
-            if name in alive:
-                total -= expand(secret[row].to_bytes(32), array, count)
-                for gone, key in lost.items():
-                    pair = expand(agreed(key, public[row]), array, count)
-                    total = total - pair if row < names.index(gone) else total + pair
-        value = from_fixed(total).reshape(shape) / weight
-        if of == "probabilities":
-            value = np.log(np.clip(value, 1e-12, 1.0))  # logits of just these probabilities
-        mean[array] = value.astype(np.float32)
-    return mean
-
-
-def _keys(reply: Reply) -> None:
-    for kind in ("channel", "mask"):
-        value = reply.arrays[kind]
-        if value.shape != (32,) or value.dtype != np.uint8:
-            raise WireError("a public key has 32 bytes")
-
-
-def _rows(name: str, shape: tuple[int, int]) -> Any:
-    def check(reply: Reply) -> None:
-        if reply.arrays[name].shape != shape or reply.arrays[name].dtype != np.uint8:
-            raise WireError(f"{name} of shape {reply.arrays[name].shape} instead of {shape}")
-
-    return check
-
-
-def _fixed(reply: Reply) -> None:
-    if any(value.dtype.kind == "f" for value in reply.arrays.values()):
-        raise WireError("an answer to be summed came without its masks")

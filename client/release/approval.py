@@ -18,13 +18,16 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from fedstill.client.release.budget import Budget
+from fedstill.client.release.privacy import Guard
 from fedstill.common.checkpoint import OWNER, OWNER_FOLDER, write_atomically
-from fedstill.common.config import NAME, ApprovalConfig, RunConfig, SiteConfig
+from fedstill.common.config import NAME, ApprovalConfig, PrivacyConfig, RunConfig, SiteConfig
+from fedstill.common.data.tasks import TASKS
 from fedstill.common.lock import taking_turns
+from fedstill.common.maths.privacy import Use
 from fedstill.common.wire import Facts
 from fedstill.strategies import find_method
 from fedstill.strategies import generic as generic_verbs
+from fedstill.strategies.formulas import sizes_of
 from fedstill.strategies.verbs import Verb
 
 log = logging.getLogger("flwr")
@@ -54,16 +57,49 @@ def announcement(config: RunConfig, run: str, site: SiteConfig, folder: Path) ->
         "rounds": config.rounds,
         "verbs": list(verbs),
         "leaves": sorted({kind for verb in verbs.values() for kind in verb.leaves}),
+        **forecast(config, site),
         "most_mb": site.limits.mb_per_run,
         "public_texts": config.data.public,
         "code": code_hash(find_method(config.method)[0].__module__),
         "configuration": hashlib.sha256(config.to_json().encode()).hexdigest(),
     }
     if site.privacy is not None:
-        spent = Budget(folder, site.privacy.epsilon, site.privacy.delta).spent()
-        facts["privacy"] = {"spent": round(spent, 4), "left": round(site.privacy.epsilon - spent, 4)}
+        facts["privacy"] = _budget(site.privacy, folder, facts.get("predictions"))
     pinned = {name: facts[name] for name in ("run", "code", "configuration")}
     return {**facts, "hash": hashlib.sha256(json.dumps(pinned, sort_keys=True).encode()).hexdigest()}
+
+
+def forecast(config: RunConfig, site: SiteConfig) -> Facts:
+    """Return how many predictions and megabytes of them the run will ask, by its method's arithmetic; empty if unknown.
+
+    It is what the method needs; what a coordinator asks beyond that, the limits and the budget stop.
+    """
+    kind, parameters = find_method(config.method)
+    labels = config.task.labels or (TASKS[config.task.name].labels if config.task.name in TASKS else None)
+    public = config.data.public
+    if (
+        kind.formula is None or not labels or not isinstance(public, int) or not public
+    ):  # a share: of what is not loaded
+        return {}
+    batch, width = site.batch_size or config.train.batch_size, config.exchange.predictions
+    settings, classes = parameters.model_dump(), len(labels)
+    sizes = sizes_of(settings, public=public, classes=classes, batch=batch, parameters=0, predictions=width)
+    up = sum(up for phase, (up, _) in kind.formula(sizes).items() if phase in ("prediction", "interactive"))
+    bytes_ = config.rounds * up
+    return {"predictions": bytes_ // (sizes.width * sizes.classes), "mb": round(bytes_ / 1e6, 3)} if bytes_ else {}
+
+
+def _budget(privacy: PrivacyConfig, folder: Path, predictions: int | None) -> Facts:
+    """Return what is spent of the budget, what is left, and what the run's predictions would leave of it."""
+    guard = Guard(privacy, folder)
+    uses = guard.budget.uses()
+    spent = guard.budget.spent(uses)
+    facts = {"spent": round(spent, 4), "left": round(privacy.epsilon - spent, 4)}
+    if predictions and not guard.trains:
+        use = Use(guard.multiplier)
+        after = guard.budget.spent({**uses, use: uses.get(use, 0) + predictions})
+        facts["left_after"] = round(privacy.epsilon - after, 4)
+    return facts
 
 
 @cache
@@ -89,7 +125,8 @@ def why_not(rules: ApprovalConfig, told: Facts) -> list[str]:
         reasons.append(f"{told['rounds']} rounds, and approval.most_rounds is {rules.most_rounds}")
     if rules.most_mb is not None and (told["most_mb"] is None or told["most_mb"] > rules.most_mb):
         reasons.append(f"limits.mb_per_run lets {told['most_mb']} MB out, and approval.most_mb is {rules.most_mb:g}")
-    if rules.least_epsilon is not None and told.get("privacy", {}).get("left", 0.0) < rules.least_epsilon:
+    budget = told.get("privacy", {})
+    if rules.least_epsilon is not None and budget.get("left_after", budget.get("left", 0.0)) < rules.least_epsilon:
         reasons.append(f"less than approval.least_epsilon = {rules.least_epsilon:g} is left of the privacy budget")
     return reasons
 
@@ -107,13 +144,17 @@ class Approvals:
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 write_atomically(path, json.dumps({**told, "announced": now, "approved": None}, indent=1), OWNER)
 
-    def approve(self, run: str, by: str) -> Facts:
-        """Approve the run as it was announced; return the announcement."""
+    def approve(self, run: str, by: str, seen: str = "") -> Facts:
+        """Approve the run as it was announced, with a hash that begins as `seen`; return the announcement."""
         with self._turn(run) as path:
             if not path.exists():
                 known = ", ".join(sorted(one.stem for one in self.folder.glob("*.json"))) or "none"
                 raise NotApproved(f"no run {run!r} was announced here; announced: {known}")
             told: Facts = json.loads(path.read_text())
+            if not str(told["hash"]).startswith(seen):
+                raise NotApproved(
+                    f"run {run} was announced anew with another configuration ({told['hash'][:16]}): look at it again"
+                )
             write_atomically(path, json.dumps({**told, "approved": by}, indent=1), OWNER)
             return told
 
@@ -151,7 +192,7 @@ def require(
     if not against:
         book.approve(run, "the rules in site.toml")
         return
-    how = f"flower-client approve {run} --site site.toml"
+    how = f"flower-client approve {run} {told['hash'][:16]} --site site.toml"
     log.warning("run %s waits for this site's yes (%s): %s", run, "; ".join(against), how)
     end = time.monotonic() + site.approval.wait
     while time.monotonic() < end:

@@ -13,6 +13,7 @@ from typing import Any
 from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import ConfigError, RunConfig, SiteConfig
 from fedstill.common.lock import taking_turns
+from fedstill.common.readable import plain
 from fedstill.common.wire import Ask, Reply
 from fedstill.common.wire.typed import undeclared
 from fedstill.strategies import VERBS, all_verbs
@@ -134,8 +135,9 @@ class Gate:
 
     def _noted(self, ask: Ask, error: Refused) -> Refused:
         """Log a refusal at the site and return it for the coordinator."""
-        log.warning("site %s refuses %s of run %s: %s", self.site.name, ask.verb, self.run, error)
+        verb = plain(ask.verb, 200)  # the coordinator's word, on its way to this site's log
+        log.warning("site %s refuses %s of run %s: %s", self.site.name, verb, self.run, error)
         return Refused(
-            f"site {self.site.name} refuses {ask.verb}: {error}. Only the site's owner can change that, in site.toml; "
+            f"site {self.site.name} refuses {verb}: {error}. Only the site's owner can change that, in site.toml; "
             "a method that needs no such answer is in docs/methods"
         )

@@ -107,6 +107,7 @@ class ExchangeConfig(Section):
     authority: Path | None = None  # ca.crt: only sites with a certificate of it may open a stream
     sites: int | None = Field(None, ge=1)  # how many must join; by default as many as [[sites]] has
     most_texts: int = Field(1_000_000, ge=1)  # private texts that a site may claim: they decide how much it counts
+    texts: dict[str, int] = Field({})  # of single sites, by name: that many may it claim; a name is bound to its key
     quorum: float = Field(1.0, gt=0)  # how many sites must answer: a share up to 1, or a number above
     join_deadline: float = Field(180.0, gt=0)  # until all sites have joined
     train_deadline: float = Field(3600.0, gt=0)  # for any other Ask, such as local training
@@ -186,6 +187,9 @@ class RunConfig(Section):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two sites are called {twice[0]!r}: give each site a name of its own")
+        strange = sorted(set(self.exchange.texts) - set(names)) if names else []
+        if strange:
+            raise ValueError(f"exchange.texts names {strange[0]!r}, which is no site of this run: {', '.join(names)}")
         for site in self.sites:
             if site.task is not None and not self.mixed:
                 raise ValueError(

@@ -105,7 +105,8 @@ class LimitsConfig(Section):
     mb_per_run: float | None = Field(None, gt=0)  # megabytes that may leave in one run
     mb_per_day: float | None = Field(None, gt=0)  # a day of UTC, all runs together
     sums_only: bool = False  # predictions and weights leave only in secure sums (exchange.secure in the run)
-    fewest: int = Field(3, ge=3)  # sites of a secure sum
+    fewest: int = Field(3, ge=3)  # sites of a secure sum ...
+    least_weight: float = Field(0.1, ge=0, le=1)  # ... that weigh at least this share of what this site weighs in it
     run_files: bool = False  # whether a run may name files on this site's disk as its texts
 
 
@@ -119,6 +120,7 @@ class PrivacyConfig(Section):
     noise_multiplier: float | None = Field(None, gt=0)  # the noise in units of 2 clip, or of clip in training ...
     predictions: int | None = Field(None, ge=1)  # ... or for how many predictions the budget is to last
     epochs: int | None = Field(None, ge=1)  # ... or, in training, for how many epochs
+    cadence: float | None = Field(None, gt=0)  # seconds: an answer leaves only whole multiples of it after its Ask
 
     @model_validator(mode="after")
     def _noise_is_named(self) -> PrivacyConfig:
@@ -136,7 +138,7 @@ class ApprovalConfig(Section):
     methods: list[str] = Field([])  # approved without asking, if the other rules hold; none: every run is asked for
     most_rounds: int | None = Field(None, ge=1)  # of a run that is approved by rules
     most_mb: float | None = Field(None, gt=0)  # limits.mb_per_run must be set, and not above
-    least_epsilon: float | None = Field(None, gt=0)  # that must be left of the privacy budget
+    least_epsilon: float | None = Field(None, gt=0)  # of the budget, that must be left after the run
     wait: float = Field(600.0, ge=0)  # seconds for which a run waits for its owner's answer
 
 
@@ -167,6 +169,7 @@ class SiteFile(SiteConfig):
     superlink: str | None = Field(None, pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):\d{1,5}$")
     private_key: Path | None = None  # the site's key (`fedstill keys new`)
     certificate: Path | None = None  # of that key, for the stream (`fedstill certs site`), if the coordinator wants one
+    peers: Path | None = None  # folder of the other sites' public keys, NAME.pub, for secure sums with them alone
     insecure: bool = False  # no TLS and no key: for a trial on one machine
     port: int | None = Field(None, ge=1, le=65535)  # of the SuperNode's own processes, on loopback; any free one
     health: str | None = None  # address of the SuperNode's health service
@@ -181,6 +184,8 @@ class SiteFile(SiteConfig):
             raise ValueError(f"insecure = true and {given[0]} exclude each other: take one of them out")
         if self.certificate is not None and self.private_key is None:
             raise ValueError("certificate belongs to private_key, and there is none: name both")
+        if self.peers is not None and self.private_key is None:
+            raise ValueError("peers check each other's signatures, and this site has no private_key to sign: name both")
         if self.public_hash is not None and (self.data is None or self.data.public is None):
             raise ValueError("public_hash is the hash of data.public, and there is none: name the file in [data]")
         return self

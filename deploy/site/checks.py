@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import psutil
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from packaging.requirements import Requirement
 
 from fedstill.common.config import SiteFile, TaskConfig, TrainConfig
@@ -310,4 +313,21 @@ def limits(site: SiteFile) -> str:
     parts += [f"at most {limits.mb_per_run:g} MB a run"] if limits.mb_per_run is not None else []
     parts += [f"at most {limits.mb_per_day:g} MB a day"] if limits.mb_per_day is not None else []
     parts += ["a run may name files on this disk"] if limits.run_files else []
+    parts += [f"secure sums with {', '.join(_peers(site.peers))} alone"] if site.peers is not None else []
     return "; ".join(parts)
+
+
+def _peers(folder: Path) -> list[str]:
+    """Return the sites whose public keys are here; refuse a folder without one, and keys that are none."""
+    cure = "get each other site's .pub file from its owner, and put it there as NAME.pub"
+    keys = sorted(folder.glob("*.pub")) if folder.is_dir() else []
+    if not keys:
+        raise Failed(f"peers = {folder}: has no NAME.pub, so this site sums nothing with anybody", cure)
+    for path in keys:
+        try:
+            known = isinstance(serialization.load_ssh_public_key(path.read_bytes()), ec.EllipticCurvePublicKey)
+        except (ValueError, UnsupportedAlgorithm):
+            known = False
+        if not known:
+            raise Failed(f"{path}: is no ECDSA public key", cure)
+    return [path.stem for path in keys]

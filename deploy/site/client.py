@@ -73,17 +73,19 @@ def start(
 def approve(
     site: Site,
     run: Annotated[str | None, typer.Argument(help="The run's name; without it, those that wait are listed.")] = None,
+    seen: Annotated[str, typer.Argument(help="How the listed hash begins: a run announced anew is refused.")] = "",
 ) -> None:
     """Say yes to a run as it was announced: its configuration and the code that is installed here are pinned."""
     settings = load_site(site)
     book = Approvals(state_root(settings))
     if run is None:
         for told in book.waiting():
-            console.print(f"{told['run']}: {told['method']}, {told['rounds']} rounds; announced {told['announced']}")
+            what = f"{told['run']} {told['hash'][:16]}: {told['method']}, {told['rounds']} rounds; announced"
+            console.print(f"{what} {told['announced']}", json.dumps(told, indent=1), sep="\n", markup=False)
         return
-    told = book.approve(run, getpass.getuser())
+    told = book.approve(run, getpass.getuser(), seen)
     Ledger(state_root(settings) / "ledger.jsonl", run).approved(told)
-    console.print(json.dumps(told, indent=1))
+    console.print(json.dumps(told, indent=1), markup=False)
     console.print(f"{run} is approved, with this configuration and this code and no other.")
 
 

@@ -11,6 +11,9 @@ from fedstill.client.app import state_root
 from fedstill.client.release.budget import Budget
 from fedstill.common.config import SiteConfig
 from fedstill.common.prometheus import Metric
+from fedstill.strategies import all_verbs
+
+OTHER = "other"  # verbs that are none: a coordinator could fill a Prometheus with their names
 
 
 class SiteNumbers:
@@ -21,7 +24,8 @@ class SiteNumbers:
         self._read, self._last, self._round = 0, 0.0, 0
         self._bytes: Counter[str] = Counter()
         self._answers: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
+        self._known = {*all_verbs(), "join", "approve"}
+        self._refused: Counter[str] = Counter(dict.fromkeys((*self._known, OTHER), 0))  # 0, or the first is no increase
 
     def __call__(self) -> list[Metric]:
         """Return the site's numbers."""
@@ -60,6 +64,7 @@ class SiteNumbers:
 
     def _note(self, line: dict[str, object]) -> None:
         verb = str(line.get("verb"))
+        verb = verb if verb in self._known else OTHER
         if "refused" in line:
             self._refused[verb] += 1
             return

@@ -19,10 +19,10 @@ from fedstill.client.app import own_pair
 from fedstill.client.session import Door, Session, SessionLost, SessionRefused
 from fedstill.common.config import RunConfig, SiteFile
 from fedstill.common.wire import Ask, Facts, Failure, Reply, to_records
-from fedstill.common.wire.frames import HELLO, METHOD, TOKEN, WELCOME, Frame, cut, grpc_options, join
+from fedstill.common.wire.frames import HELLO, METHOD, READY, TOKEN, WELCOME, Frame, cut, grpc_options, join
 from fedstill.deploy.coordinator import keys
 from fedstill.deploy.coordinator.certificates import CertificateError, make_authority, make_server, make_site
-from fedstill.server.exchange import Exchange, ExchangeError
+from fedstill.server.exchange import PER_CONNECTION, STREAMS, Exchange, ExchangeError
 from fedstill.server.link import JoinError, MessageLink
 
 Small = Callable[..., RunConfig]
@@ -148,6 +148,92 @@ def test_a_call_that_is_replaced_is_cancelled() -> None:
     assert exchange.by_name["deaf"].streams == 1  # of six, the last
     for call in calls:
         call.cancel()
+    exchange.close({})
+
+
+def calls_with(exchange: Exchange, channel: grpc.Channel, count: int) -> list[tuple[Any, Any]]:
+    """Silent calls, each with a token of its own; and what each would say."""
+    found = []
+    for number in range(count):
+        says: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        metadata = ((TOKEN, exchange.issue_token(100 + number)),)
+        found.append((channel.stream_stream(METHOD)(iter(says.get, None), metadata=metadata, timeout=40), says))
+    return found
+
+
+def held(exchange: Exchange) -> int:
+    """Streams that hold a thread."""
+    return sum({id(seat): seat.streams for seat in exchange._by_token.values()}.values())
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_one_connection_holds_no_more_than_its_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has many tokens, such as a coordinator's former friend, still has one connection's streams."""
+    monkeypatch.setattr("fedstill.server.exchange.GREETING", 60)
+    exchange = Exchange("127.0.0.1:0", lambda facts: None, most_sites=64)
+    options = [*grpc_options(20), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"127.0.0.1:{exchange.port}", options) as channel:
+        calls = calls_with(exchange, channel, PER_CONNECTION + 14)
+        soon(lambda: held(exchange) >= PER_CONNECTION)
+        _, thread, _ = begin(exchange)  # another connection has threads of its own
+        assert exchange.wait_for(1, 30)
+        assert held(exchange) == PER_CONNECTION + 1
+        for call, says in calls:
+            call.cancel()
+            says.put(None)
+    exchange.close({})
+    thread.join(10)
+
+
+def test_a_call_that_no_thread_is_left_for_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait unseen for a thread, and a site behind it with it."""
+    monkeypatch.setattr("fedstill.server.exchange.GREETING", 60)
+    exchange = Exchange("127.0.0.1:0", lambda facts: None, most_sites=1)
+    with grpc.insecure_channel(f"127.0.0.1:{exchange.port}", grpc_options(20)) as channel:
+        calls = calls_with(exchange, channel, 14)
+        soon(lambda: sum(call.done() for call, _ in calls) >= 4)
+        assert held(exchange) == STREAMS + 8
+        assert {call.code() for call, _ in calls if call.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        for call, says in calls:
+            call.cancel()
+            says.put(None)
+    exchange.close({})
+
+
+def test_a_guest_with_a_token_that_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstill.server.exchange.GREETING", 0.3)
+    exchange = Exchange("127.0.0.1:0", lambda facts: None, most_sites=1)
+    with grpc.insecure_channel(f"127.0.0.1:{exchange.port}", grpc_options(20)) as channel:
+        [(call, says)] = calls_with(exchange, channel, 1)
+        soon(lambda: call.done() or held(exchange) == 1)
+        assert call.code() is grpc.StatusCode.CANCELLED  # by the server, long before its own deadline
+        soon(lambda: held(exchange) == 0)
+        says.put(None)
+    exchange.close({})
+
+
+def test_a_token_that_was_spent_between_the_door_and_the_seat_opens_nothing() -> None:
+    exchange = Exchange("127.0.0.1:0", lambda facts: None, most_sites=1)
+    token, early = exchange.issue_token(1), queue.SimpleQueue[bytes | None]()
+    with grpc.insecure_channel(f"127.0.0.1:{exchange.port}", grpc_options(20)) as channel:
+        call = channel.stream_stream(METHOD)(iter(early.get, None), metadata=((TOKEN, token),), timeout=20)
+        soon(lambda: held(exchange) == 1)  # it is in, with a token that is good so far
+        rightful, successor, says = deaf(exchange, token, channel)
+        for message in cut(Frame(READY, facts={"token": successor})):
+            says.put(message)
+        soon(lambda: not exchange._may_enter(token))
+        for message in cut(Frame(HELLO, facts={"name": "deaf"})):
+            early.put(message)
+        assert call.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert exchange.by_name["deaf"].outbox is not None  # and the rightful stream goes on
+        rightful.cancel()
+        early.put(None), says.put(None)
     exchange.close({})
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from fedstill.client.session import Door, Session, SessionRefused
 from fedstill.common.config import RunConfig
-from fedstill.common.wire import Ask, Facts, Reply, WireError, check_every_reply, decode
+from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, check_every_reply, decode
 from fedstill.common.wire.encoding import parse
 from fedstill.common.wire.frames import (
     ASK,
@@ -170,6 +170,11 @@ def test_a_head_that_lies_is_refused_before_memory_is_taken(number: int) -> None
     small()
 
 
+def test_a_head_longer_than_allowed_is_refused_by_its_length() -> None:
+    with pytest.raises(WireError, match="announces a head of 1,048,577 bytes, more than the 1,048,576 allowed"):
+        read([prefix(REPLY, (1 << 20) + 1, 0) + b"x" * 100])
+
+
 @pytest.mark.parametrize(
     ("metrics", "reason"),
     [
@@ -230,6 +235,25 @@ def test_a_run_goes_on_without_a_site_whose_predictions_are_no_predictions(
     assert made.run(LocalLink(made.nodes))["status"] == "finished"
     assert [event["site"] for event in made.events("left_out")] == ["north"]
     assert np.isfinite(next(iter(made.central.weights().values()))).all()
+
+
+@pytest.mark.parametrize("error", [KeyError("texts"), ZeroDivisionError(), RecursionError(), MemoryError()])
+def test_any_exception_over_a_reply_leaves_out_its_site_and_nothing_else(
+    federation: Make, small: Small, error: Exception
+) -> None:
+    """A check may have a hole; what falls through it must not end the run."""
+    quick = ("rounds=1", "exchange.quorum=0.5", "report.alone=false", "report.centralized=false")
+    made = federation(small(*quick, "method.name=ds-fl", "method.distill_epochs=1"))
+    made.run()
+
+    def stumbles(reply: Reply) -> None:
+        if reply.node == "south":
+            raise error
+
+    replies = made.federation.ask(Ask("query.predictions", {"rows": np.arange(4)}, check=stumbles))
+    assert [reply.node for reply in replies] == ["north"]
+    [left] = made.events("left_out")
+    assert (left["site"], type(error).__name__ in left["reason"]) == ("south", True)
 
 
 # --- the coordinator's end of real streams ---
@@ -373,6 +397,31 @@ def test_a_site_that_is_let_in_and_then_talks_nonsense_loses_its_stream_alone() 
     assert honest.session.connections == 1
     exchange.close({})
     honest.thread.join(10)
+
+
+def test_an_answer_longer_than_what_was_asked_loses_its_stream() -> None:
+    """A verb's declaration says how long an answer can be; a longer one is refused before it takes memory."""
+    notices: list[Facts] = []
+    exchange = Exchange("127.0.0.1:0", lambda facts: None, patience=0.5, notice=lambda _, facts: notices.append(facts))
+    long = np.random.default_rng(1).random(3 * DOOR_LIMIT // 8)
+    door, refused = Door(f"127.0.0.1:{exchange.port}", exchange.issue_token(1)), list[SessionRefused]()
+    session = Session(door, {"name": "site"}, lambda ask: Reply("site", {"a": long}))
+
+    def serve() -> None:
+        try:
+            session.serve()
+        except SessionRefused as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert exchange.wait_for(1, 10)
+    [failure] = exchange.deliver({"site": Ask("x", room=1000)}, 30)
+    assert isinstance(failure, Failure)
+    thread.join(20)
+    assert "more than the 1,048,576 allowed here" in str(refused[0])
+    assert any("more than the 1,048,576" in str(facts.get("reason")) for facts in notices)
+    exchange.close({})
 
 
 def test_replies_to_no_ask_and_answered_twice_are_dropped() -> None:

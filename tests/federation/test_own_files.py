@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstill.common.config import RunConfig, SiteConfig
+from fedstill.common.config import PrivacyConfig, RunConfig, SiteConfig
 from fedstill.common.config.files import load_run, load_site
 from fedstill.common.data.allocation import site_texts
 from fedstill.common.data.tasks import TaskError, film_reviews
+from fedstill.common.wire import Ask
 from fedstill.server.link import JoinError, LocalLink
 
 from .conftest import Federation
@@ -137,3 +138,16 @@ def test_the_central_model_is_tested_on_two_sets_in_one_run(
     logits = made.central.learner.predict(made.central.learner.model.encode(second.texts), np.arange(12))
     assert found["accuracy_mnli-mm"] == pytest.approx(float((logits.argmax(axis=1) == second.labels).mean()))
     assert "semantic_distance_mnli-mm" in found
+
+
+def test_scores_of_a_part_of_a_sites_own_file_stay_there_after_dp_sgd_too(
+    organisations: Callable[..., tuple[RunConfig, list[SiteConfig]]], tmp_path: Path
+) -> None:
+    """The run's seed cuts the test texts from the private file: their scores are of private texts."""
+    config, sites = organisations()
+    trains = PrivacyConfig(epsilon=50.0, train="dp-sgd", noise_multiplier=1.0)
+    hidden = sites[0].model_copy(update={"privacy": trains})
+    [node, other] = nodes_of(None, config, [hidden, sites[1]], tmp_path)  # type: ignore[arg-type]
+    assert other.answer(Ask("evaluate.test")).metrics["accuracy"] >= 0
+    with pytest.raises(ValueError, match=r"a part of this site's own file, and \[privacy\] does not let scores"):
+        node.answer(Ask("evaluate.test"))

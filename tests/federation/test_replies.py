@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedstill.client.release.approval import verbs_of
-from fedstill.common.config import RunConfig
+from fedstill.common.config import ConfigError, RunConfig
 from fedstill.common.config.files import load_run
 from fedstill.common.readable import plain
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError, decode
@@ -52,7 +54,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "feddf": ONCE,
     "fedaux": (*ONCE, *ALIKE, "method.extractor=tiny-bert", "method.epsilon=1.0"),
     "feddrs": (*ALIKE, "method.pseudo_texts=2", "method.sample_steps=1", "method.iterations=1",
-               "method.post_iterations=1"),
+               "method.post_iterations=1", "rounds=2", "method.participation=0.5"),
     "fedkd-mutual": ALIKE,
     "fedavg": ALIKE,
     "fedprox": ALIKE,
@@ -66,7 +68,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "krum": (*ALIKE, "method.num_malicious_nodes=0"),
 }  # fmt: skip
 
-EXTRA = {"krum": ("east", "west")}  # needs three that answer
+# krum needs three that answer; FedDRS asks those that did not take part in its last round
+EXTRA = {"krum": ("east", "west"), "feddrs": ("east", "west")}
 
 
 class Loose:
@@ -142,7 +145,7 @@ ATTACKS: dict[str, tuple[str, str, Callable[[Facts], Facts]]] = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_one_site_ends_no_run(federation: Make, small: Small, attack: str) -> None:
     method, verb, change = ATTACKS[attack]
-    made = federation(small(f"method.name={method}", *RUNS[method], *QUICK))
+    made = federation(small(f"method.name={method}", *QUICK, *RUNS[method]))
 
     def spoil(ask: Ask, reply: Reply) -> Reply:
         return Reply(reply.node, reply.arrays, change(reply.metrics)) if ask.verb == verb else reply
@@ -190,6 +193,11 @@ def test_a_greeting_that_cannot_be_used_is_refused_with_words_that_can(
 def test_the_cap_on_texts_is_a_setting(federation: Make, small: Small) -> None:
     made = federation(small(*QUICK, "exchange.most_texts=10"))
     assert "exchange.most_texts is 10" in str(made.admit()(made.nodes[0].greeting()))
+    made = federation(small(*QUICK, "exchange.texts={north = 10, south = 100}"))
+    assert "exchange.texts.north is 10" in str(made.admit()(made.nodes[0].greeting()))
+    assert made.admit()(made.nodes[1].greeting()) is None
+    with pytest.raises(ConfigError, match=r"exchange\.texts names 'nroth', which is no site of this run"):
+        small("exchange.texts={nroth = 10}")
 
 
 def test_words_from_outside_style_no_screen_and_mark_up_no_page() -> None:
@@ -279,6 +287,14 @@ def odd_array(draw: Any, value: np.ndarray) -> np.ndarray:
     return np.zeros(shapes[kind], value.dtype)
 
 
+def run_of(method: str, folder: Path) -> RunConfig:
+    """The run in which a method is fuzzed."""
+    if method == "atc":
+        return mixed_run(folder, "exchange.quorum=0.5", "rounds=2", "method.assign_rounds=1")
+    more = "".join(f'[[sites]]\nname = "{name}"\nmodel = "tiny-bert"\n' for name in EXTRA.get(method, ()))
+    return load_run(SMALL.replace("[exchange]", more + "[exchange]"), (f"method.name={method}", *QUICK, *RUNS[method]))
+
+
 def heard_in(made: Federation) -> dict[str, tuple[Ask, Reply]]:
     """One Ask of every verb of a run, and its honest answer."""
     found: dict[str, tuple[Ask, Reply]] = {}
@@ -298,17 +314,12 @@ def heard_in(made: Federation) -> dict[str, tuple[Ask, Reply]]:
 
 @pytest.mark.parametrize("method", [*RUNS, "atc"])
 def test_whatever_one_site_sends_the_others_finish(method: str, tmp_path: Path) -> None:
-    if method == "atc":
-        config = mixed_run(tmp_path / "files", "exchange.quorum=0.5", "rounds=2", "method.assign_rounds=1")
-    else:
-        more = "".join(f'[[sites]]\nname = "{name}"\nmodel = "tiny-bert"\n' for name in EXTRA.get(method, ()))
-        config = load_run(
-            SMALL.replace("[exchange]", more + "[exchange]"), (f"method.name={method}", *RUNS[method], *QUICK)
-        )
+    config = run_of(method, tmp_path / "files")
     made = Federation(config, tmp_path / "honest")
     heard = heard_in(made)
     assert len(heard) >= 3
     assert set(heard) <= set(verbs_of(config))  # what an approved run may ask
+    assert method != "feddrs" or "query.trained" in heard
     check = made.federation._checked
     honest = {node.name for node in made.nodes[:-1]}
 
@@ -332,12 +343,38 @@ def test_whatever_one_site_sends_the_others_finish(method: str, tmp_path: Path) 
         def spoil(ask: Ask, reply: Reply) -> Reply:
             return data.draw(spoiled(reply)) if data.draw(st.booleans()) else reply
 
-        summary = attacked(made, spoil)
+        # A federation of its own: weights and memory of an earlier example would decide what this one asks, and then
+        # the same draws would not make the same run.
+        with TemporaryDirectory(dir=tmp_path) as folder:
+            summary = attacked(Federation(config, Path(folder)), spoil)
         assert summary["status"] == "finished"
         json.dumps(summary)
         assert honest <= {name for name, site in summary["sites"].items() if site["after"]}
 
     every_run_ends()
+
+
+@pytest.mark.parametrize("method", ["feddrs", "fedid", "krum"])
+def test_the_same_answers_make_the_same_run(method: str, tmp_path: Path) -> None:
+    """What a run asks follows from its seed and the answers alone; the fuzz could not repeat a run otherwise."""
+    config = run_of(method, tmp_path)
+    runs: list[tuple[list[tuple[str, Any]], list[tuple[Any, ...]], str]] = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        made, asked, lies = Federation(config, folder), list[tuple[str, Any]](), cycle([np.nan, 90.0, 1e8, 0.0])
+
+        def spoil(ask: Ask, reply: Reply, asked: Any = asked, lies: Any = lies) -> Reply:
+            asked.append((ask.verb, ask.settings.get("step")))
+            if not reply.arrays:
+                return reply
+            name = max(reply.arrays)
+            value = np.full(reply.arrays[name].shape, next(lies), np.float32)
+            return Reply(reply.node, {**reply.arrays, name: value}, reply.metrics)
+
+        assert attacked(made, spoil)["status"] == "finished"
+        left = [(event["site"], event["verb"], event["reason"]) for event in made.events("left_out")]
+        runs.append((asked, left, made.weights()))
+    assert runs[0] == runs[1]
+    assert runs[0][1]  # some of it was refused
 
 
 def test_the_fuzz_knows_every_verb() -> None:

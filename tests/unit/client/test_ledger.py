@@ -13,11 +13,22 @@ import pytest
 from typer.testing import CliRunner
 
 from fedstill.client.release.ledger import START, Ledger, LedgerError, verify
+from fedstill.common.checkpoint import append_line
+from fedstill.common.lock import only_one
 from fedstill.common.wire import Ask, Reply
 from fedstill.deploy.coordinator.certificates import make_certificates
 from fedstill.deploy.site.client import app
 from fedstill.deploy.site.ledger import check_ledger
 from fedstill.server.countersign import signature
+
+
+def is_free(lock: Path) -> bool:
+    """Whether nobody holds a lock file."""
+    try:
+        with only_one(lock, BlockingIOError()):
+            return True
+    except BlockingIOError:
+        return False
 
 
 def fill(path: str, count: int = 5) -> Ledger:
@@ -78,6 +89,20 @@ def test_processes_of_one_site_write_one_chain(tmp_path: Path) -> None:
     with ProcessPoolExecutor(3, get_context("spawn")) as pool:
         list(pool.map(fill, [str(path)] * 3, [20] * 3))
     assert verify(path)[0] == 60
+
+
+def test_a_line_follows_from_the_one_before_under_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a quiet machine processes hardly ever meet: whether they could is seen by the lock alone."""
+    free: list[bool] = []
+
+    def look(path: Path, *rest: object, **options: object) -> None:
+        free.append(is_free(path.with_suffix(".lock")))
+        append_line(path, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("fedstill.client.release.ledger.append_line", look)
+    fill(str(tmp_path / "ledger.jsonl"), 2)
+    assert free == [False, False]
+    assert is_free(tmp_path / "ledger.lock")
 
 
 def test_a_line_is_synced_before_anything_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ def test_predictions_only_refuses_weights_before_any_work(tmp_path: Path) -> Non
             strict.answer(Ask(verb))
     with pytest.raises(Refused, match=r"query\.unheard-of: no method that is installed here has this verb"):
         gate(tmp_path, never).answer(Ask("query.unheard-of"))
+    with pytest.raises(Refused, match=r"clinic refuses query\.\(red\) \[2J: no method"):  # it styles no log of the site
+        gate(tmp_path, never).answer(Ask("query.[red]\x1b[2J"))
     assert gate(tmp_path, numbers, leave=["predictions"]).answer(Ask("query.predictions")).metrics == {"texts": 3}
 
 

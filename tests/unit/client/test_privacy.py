@@ -16,9 +16,13 @@ from scipy.stats import kstest
 from fedstill.client.release.budget import Budget, BudgetError
 from fedstill.client.release.noise import standard_normal
 from fedstill.client.release.privacy import Guard
+from fedstill.common.checkpoint import write_atomically
 from fedstill.common.config import ConfigError, PrivacyConfig
 from fedstill.common.config.files import check
+from fedstill.common.lock import only_one
 from fedstill.common.maths.privacy import Use, epsilon_of, hide, multiplier_for
+from fedstill.common.wire import WireError
+from fedstill.strategies import VERBS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Optimal order")
 
@@ -131,6 +135,23 @@ def test_processes_of_one_site_share_one_budget(tmp_path: Path) -> None:
     assert Budget(tmp_path, 1e6, 1e-5).uses() == {Use(4.0): 400}
 
 
+def test_the_budget_is_read_and_written_under_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free: list[bool] = []
+    look, write = Budget.uses, write_atomically
+
+    def note() -> None:
+        try:
+            with only_one(tmp_path / "privacy.lock", BlockingIOError()):
+                free.append(True)
+        except BlockingIOError:
+            free.append(False)
+
+    monkeypatch.setattr(Budget, "uses", lambda self: (note(), look(self))[1])
+    monkeypatch.setattr("fedstill.client.release.budget.write_atomically", lambda *all: (note(), write(*all))[1])
+    Budget(tmp_path, 10.0, 1e-5).charge(Use(4.0), 3, "three")
+    assert free == [False, False]
+
+
 def test_the_budget_is_on_disk_before_anything_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fsync
@@ -146,6 +167,21 @@ def test_a_budget_that_cannot_be_read_is_no_new_budget(tmp_path: Path) -> None:
     (tmp_path / "privacy.json").write_text('{"uses": {"4.0"')
     with pytest.raises(BudgetError, match="nothing leaves this site uncounted"):
         Budget(tmp_path, 10.0, 1e-5).charge(Use(4.0), 1, "one")
+
+
+def test_an_answer_that_hides_itself_leaves_only_if_it_has_paid(tmp_path: Path) -> None:
+    guard, verb = Guard(PrivacyConfig(epsilon=1e6, noise_multiplier=4.0), tmp_path), VERBS["query.scores"]
+    scored = verb.answer(items=np.arange(3), scores=np.ones(3), texts=8)  # type: ignore[call-arg]
+    guard.admit(verb)
+    with pytest.raises(WireError, match="has not paid for it"):
+        guard.cover(verb, scored)
+    guard.charge(1, "its scores")
+    _, budget = guard.cover(verb, scored)
+    assert budget is not None
+    assert budget["predictions"] == 1
+    guard.admit(verb)  # what one answer has paid lets no second one out
+    with pytest.raises(WireError, match="has not paid for it"):
+        guard.cover(verb, scored)
 
 
 def test_sampled_steps_cost_less_than_whole_ones() -> None:

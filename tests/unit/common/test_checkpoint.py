@@ -46,7 +46,7 @@ def test_the_last_three_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["arrays.safetensors", "facts.json", "sha256.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+@pytest.mark.parametrize("damage", ["first", "last", "cut", "gone"])
 def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, name: str, damage: str) -> None:
     checkpoint.save(tmp_path, 1, ARRAYS, {"round": 1})
     file = checkpoint.save(tmp_path, 2, ARRAYS, {"round": 2}) / name
@@ -54,7 +54,9 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, name:
     if damage == "gone":
         file.unlink()
     else:
-        file.write_bytes(data[: len(data) // 2] if damage == "cut" else bytes([data[0] ^ 1]) + data[1:])
+        flipped = bytearray(data)
+        flipped[0 if damage == "first" else -1] ^= 1  # the last is a number's: only the checksum can tell
+        file.write_bytes(data[: len(data) // 2] if damage == "cut" else flipped)
     with pytest.raises(CheckpointError, match="round-00002"):
         checkpoint.load(tmp_path, 2)
     found = checkpoint.newest(tmp_path)
@@ -151,6 +153,19 @@ def test_only_its_owner_reads_a_checkpoint(tmp_path: Path) -> None:
         os.umask(before)
     for path in [tmp_path / "checkpoints", saved, *saved.iterdir()]:
         assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_checkpoint_is_on_disk_before_and_after_its_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, str]] = []
+    sync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (done.append(("sync", Path(os.readlink(f"/proc/self/fd/{fd}")).name)), sync(fd))[1]
+    )
+    monkeypatch.setattr(Path, "rename", lambda self, to: (done.append(("rename", Path(to).name)), rename(self, to))[1])
+    checkpoint.save(tmp_path / "kept", 3, ARRAYS, {})
+    draft = f".draft-{os.getpid()}-00003"
+    files = [("sync", name) for name in ("arrays.safetensors", "facts.json", "sha256.json")]
+    assert done == [*files, ("sync", draft), ("rename", "round-00003"), ("sync", "kept")]
 
 
 @pytest.mark.parametrize("name", ["arrays.safetensors", "facts.json", "sha256.json"])

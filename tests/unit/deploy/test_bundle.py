@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,36 @@ def test_another_bundle_is_refused_unread(bundle: Path, change: Any) -> None:
 def test_what_is_no_bundle_is_refused(content: bytes) -> None:
     with pytest.raises(ForeignBundle):
         check_bundle(content)
+
+
+def packed(files: list[tuple[str, bytes]]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zipfile's own, of a name that is there already
+        for name, data in files:
+            archive.writestr(name, data)
+    return stream.getvalue()
+
+
+def contents(bundle: Path) -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(bundle))) as archive:
+        return [(name, archive.read(name)) for name in archive.namelist()]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ([("pyproject.toml", b"")], "a file twice"),  # one that is read here, the other that is unpacked
+        ([("../../.bashrc.toml", b"")], "is not the installed one"),
+        ([("/etc/cron.d/daily.toml", b"")], "is not the installed one"),
+        ([("bomb.toml", b" " * (65 << 20))], "is larger than"),
+        ([("fedstill_run/native.so", b"\x7fELF")], "is not the installed one"),
+    ],
+)
+def test_tricks_of_archives_are_refused(bundle: Path, more: list[tuple[str, bytes]], reason: str) -> None:
+    check_bundle(packed(contents(bundle)))
+    with pytest.raises(ForeignBundle, match=reason):
+        check_bundle(packed([*more, *contents(bundle)]))
 
 
 def test_nothing_is_unpacked_before_the_look(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,26 @@ def test_a_renewed_pair_changes_at_once_or_not_at_all(tmp_path: Path, monkeypatc
     assert len([place for place in (tmp_path / "server.pairs").iterdir() if not place.is_symlink()]) == 1
 
 
+def test_a_renewed_pair_is_on_disk_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_authority(tmp_path)
+    make_server(tmp_path, ["localhost"])
+    done: list[tuple[str, str]] = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (done.append(("sync", os.readlink(f"/proc/self/fd/{fd}"))), sync(fd))[1]
+    )
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (done.append(("replace", Path(to).name)), replace(self, to))[1]
+    )
+    renew(tmp_path)
+    at = done.index(("replace", "current"))  # from here on the new pair is the one that is read
+    assert [Path(place).name[:11] for kind, place in done[:at] if kind == "sync" and ".server." in place] == [
+        ".server.key",
+        ".server.crt",
+    ]
+    assert done[at + 1] == ("sync", str(tmp_path / "server.pairs"))
+
+
 def test_a_pair_of_plain_files_is_renewed_too(tmp_path: Path) -> None:
     make_authority(tmp_path)
     files = make_server(tmp_path, ["localhost"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -77,11 +79,70 @@ def test_a_sites_numbers_come_from_its_ledger_and_budget(
     again = {metric.name: metric.values for metric in numbers()}  # only what came since is read
     assert again["fedstill_site_round"] == [({}, 4)]
     assert again["fedstill_site_answers_total"] == [({"verb": "query.predictions"}, 2)]
+    assert ({"verb": "train.weights"}, 0) in again["fedstill_site_refusals_total"]  # or its first would be no increase
+    before = len(again["fedstill_site_refusals_total"])
+    for number in range(20):
+        with pytest.raises(RuntimeError, match="no method that is installed here"):
+            node.answer(Ask(f"query.made-up-{number}"))
+    refused = {metric.name: metric.values for metric in numbers()}["fedstill_site_refusals_total"]
+    assert ({"verb": "other"}, 20) in refused  # no label for every name that a coordinator makes up
+    assert len(refused) == before
 
 
 def declared() -> set[str]:
     sources = [ROOT / "server/observed.py", ROOT / "deploy/site/observed.py"]
     return {name for path in sources for name in re.findall(r'"(fedstill_[a-z_]+)"', path.read_text())}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: apt-get install prometheus")
+@pytest.mark.parametrize("command", [["check", "rules", "alerts.yml"], ["test", "rules", "alerts.test.yml"],
+                                     ["check", "config", "prometheus.yml"]])  # fmt: skip
+def test_alerts_fire_when_they_must_and_only_then(command: list[str], tmp_path: Path) -> None:
+    for file in (FILES / "alerts.yml", FILES / "prometheus.yml", Path(__file__).with_name("alerts.test.yml")):
+        shutil.copy(file, tmp_path)
+    done = subprocess.run(["promtool", *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_is_tried_both_ways() -> None:
+    rules = yaml.safe_load((FILES / "alerts.yml").read_text())["groups"][0]["rules"]
+    tried = [one for test in yaml.safe_load(Path(__file__).with_name("alerts.test.yml").read_text())["tests"]
+             for one in test["alert_rule_test"]]  # fmt: skip
+    for fires in (True, False):
+        missing = {rule["alert"] for rule in rules} - {
+            o["alertname"] for o in tried if bool(o.get("exp_alerts")) == fires
+        }
+        assert not missing
+
+
+def test_the_dashboard_is_one_that_grafana_can_show() -> None:
+    """Grafana itself is in no registry that is reached from here: this is what its importer looks at."""
+    dashboard = json.loads((FILES / "grafana.json").read_text())
+    [source] = dashboard["templating"]["list"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    assert isinstance(dashboard["schemaVersion"], int)
+    assert 0 < len(dashboard["uid"]) <= 40
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) == len({panel["title"] for panel in panels})
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        assert panel["type"] == "timeseries"
+        assert panel["datasource"] == {"type": "prometheus", "uid": f"${{{source['name']}}}"}
+        x, y, w, h = (panel["gridPos"][side] for side in "xywh")
+        cells = {(column, row) for column in range(x, x + w) for row in range(y, y + h)}
+        assert x + w <= 24
+        assert not cells & taken
+        taken |= cells
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def test_counters_are_shown_as_rates_and_gauges_as_they_are() -> None:
+    dashboard = json.loads((FILES / "grafana.json").read_text())
+    rules = yaml.safe_load((FILES / "alerts.yml").read_text())["groups"][0]["rules"]
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    for expression in [*asked, *(rule["expr"] for rule in rules)]:
+        for name in NAMES.findall(expression):
+            assert name.endswith("_total") == bool(re.search(rf"(rate|increase)\({name}\[", expression)), expression
 
 
 def test_dashboard_and_alerts_ask_for_numbers_that_exist_and_show_all_of_them() -> None:

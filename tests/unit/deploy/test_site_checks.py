@@ -92,6 +92,7 @@ def test_relative_paths_begin_at_the_file(tmp_path: Path) -> None:
         ('superlink = "coordinator"', "superlink"),
         ('insecure = true\nprivate_key = "k"', "insecure = true and private_key exclude each other"),
         ('[limits]\nleave = ["texts"]', "limits.leave.0"),
+        ('peers = "peers"', "this site has no private_key to sign"),
         ("[limits]\nmb_per_day = 0", "limits.mb_per_day"),
         ('public_hash = "abc"', "public_hash"),
         (f'public_hash = "{"a" * 64}"', "there is none: name the file"),
@@ -212,6 +213,19 @@ def test_limits_name_verbs_that_do_not_exist(tmp_path: Path) -> None:
     error = failed(checks.limits, site_of(tmp_path, '[limits]\nverbs = ["query.prediction"]\n'))
     assert "query.prediction" in str(error)
     assert "query.predictions" in error.cure
+
+
+def test_peers_are_public_keys_that_are_there(tmp_path: Path) -> None:
+    new_key(tmp_path / "site.key")
+    site = site_of(tmp_path, 'private_key = "site.key"\npeers = "peers"\n')
+    error = failed(checks.limits, site)
+    assert "has no NAME.pub, so this site sums nothing with anybody" in str(error)
+    assert "from its owner" in error.cure
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers/south.pub").write_bytes(new_key(tmp_path / "south").read_bytes())
+    assert checks.limits(site).endswith("secure sums with south alone")
+    (tmp_path / "peers/east.pub").write_text("ssh-what\n")
+    assert "east.pub: is no ECDSA public key" in str(failed(checks.limits, site))
 
 
 def test_the_whole_list_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
