@@ -266,13 +266,13 @@ def _to_disk(head: Facts, pieces: Iterable[bytes | memoryview], length: int, spo
     """Write a body to disk, after checking its head."""
     places, facts = describe(head, length)
     try:
-        file = spool.open()
+        body = spool.open()
         for piece in pieces:
-            file.write(piece)
-        file.flush()
+            body.write(piece)
+        body.end(length)
     except OSError as error:
         raise WireError(
             f"a frame of {length:,} bytes cannot be kept on disk ({error.strerror}); free some space where "
             f"{spool.folder or 'temporary files'} lies"
         ) from None
-    return SpooledState(file, places), facts
+    return SpooledState(body, places), facts

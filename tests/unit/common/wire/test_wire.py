@@ -200,6 +200,10 @@ def test_an_ask_gives_each_node_the_common_part_and_its_own() -> None:
     part = ask.part_for("a")
     assert (sorted(part.arrays), part.settings) == (["ensemble", "mask"], {"h": 1.0, "weight": 0.25})
     assert ask.part_for("b").settings == {"h": 1.0}
+    parts = ask.parts_for(("a", "b", "c"), {"round": 2})
+    assert parts["a"].settings == {"h": 1.0, "weight": 0.25, "round": 2}
+    assert parts["b"].settings == {"h": 1.0, "round": 2}
+    assert parts["b"] is parts["c"]  # a link encodes it once
 
 
 ROWS = np.array([4, 2, 9])
