@@ -398,6 +398,7 @@ class Exchange:
                         self._arrivals.put((seat, frame))
                 else:
                     raise WireError(f"a site may not send a frame of kind {frame.kind}")
+                del frame  # or its file would not be free for the next one
         except WireError as error:
             self._refused({"site": seat.name, "reason": str(error)})
             refusal.append(str(error))
