@@ -128,7 +128,7 @@ def test_a_sites_next_state_takes_the_file_of_its_last_one(tmp_path: Path) -> No
     thread.start()
     assert exchange.wait_for(1, 30)
     for number in range(4):
-        state = {"x": np.full(2000, float(number))}
+        state = {"x": np.full(200_000, float(number))}  # more than one message
         (reply,) = exchange.deliver({"echo": Ask("query.echo", state)}, 30)
         assert isinstance(reply, Reply)
         assert isinstance(reply.arrays, LazyState)
