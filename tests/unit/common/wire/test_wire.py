@@ -248,7 +248,7 @@ def test_a_state_of_another_order_than_the_central_model_is_refused() -> None:
 
 
 def test_many_streams_share_what_a_few_would_have() -> None:
-    assert window(1) == window(4) == WINDOW
-    assert all(streams * window(streams) <= WINDOWS for streams in range(4, 33))
+    assert window(1) == window(2) == WINDOW
+    assert all(streams * window(streams) <= WINDOWS for streams in range(2, 17))
     assert window(1000) == CHUNK  # below one message a stream would stand still
-    assert dict(grpc_options(20, 16))["grpc.http2.lookahead_bytes"] == 2 << 20
+    assert dict(grpc_options(20, 16))["grpc.http2.lookahead_bytes"] == 1 << 20
