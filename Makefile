@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable test-mutants fuzz soak soak-short lint types tree check \
-	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-peers bench-scale bench-path bench-models bench-features bench-defaults pretrain clean results-fedid results-adafd results-sinkhorn results-evenhand results-atc results-feddrs bench-first bench-start bench-wan
+	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-peers bench-scale bench-path bench-models bench-features bench-defaults pretrain clean results-fedid results-adafd results-sinkhorn results-evenhand results-atc results-feddrs bench-first bench-start bench-wan bench-combine
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -140,6 +140,9 @@ bench-peers: $(READY) ## FedAvg beside Flower's own, local training beside HF's 
 
 bench-scale: $(READY) ## 8 to 512 sites in one process and in Flower's simulation: seconds and memory; writes experiments/bench/scale.json and a picture
 	$(BIN)/python experiments/bench/scale.py
+
+bench-combine: $(READY) ## what the server computes of 512 sites' predictions, rule by rule; writes experiments/bench/combine.json
+	$(BIN)/python experiments/bench/combine.py
 
 bench-train: $(READY) ## one FedID round in CPU seconds beside a lean loop of plain torch; writes experiments/bench/train.json
 	$(BIN)/python experiments/bench/train.py

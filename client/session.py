@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 
+from fedstill.common.memory import keep_pages
 from fedstill.common.wire import Ask, Facts, Reply, WireError
 from fedstill.common.wire.frames import (
     ASK,
@@ -79,6 +80,7 @@ class Session:
 
     def serve(self) -> Facts:
         """Answer Asks until CLOSE; return its facts, which tell how the run ended."""
+        keep_pages()
         broken_since: float | None = None
         wait = 0.2
         while True:

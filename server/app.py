@@ -16,6 +16,7 @@ from fedstill import __file__ as package
 from fedstill.common.config import ConfigError, ExchangeConfig, RunConfig
 from fedstill.common.config.files import load_run
 from fedstill.common.lock import only_one
+from fedstill.common.memory import imports_stay
 from fedstill.server.federation import Federation
 from fedstill.server.record import RunStopped, recorded
 
@@ -34,6 +35,7 @@ class RunBusy(RuntimeError):
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation described by the run configuration."""
+    imports_stay()
     settings = context.run_config
     config = with_environment(load_run(str(settings["config"]), root=Path(package).resolve().parent.parent))
     folder = run_folder(config, str(settings["run-folder"]))

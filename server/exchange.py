@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import queue
 import secrets
@@ -47,6 +46,7 @@ Outbox = queue.SimpleQueue[Frame | None]
 GREETING = 20.0  # seconds in which a caller must send HELLO: every stream holds a thread
 STREAMS = 2  # of a seat at a time: a site may return before its old stream is noticed dead
 PER_CONNECTION = 16  # streams of one connection
+LOOK = 1.0  # seconds between two looks at who is gone
 MOST_REASONS = 20  # of refusals that are counted apart
 MOST_NOTICES = 1000  # refusals that are logged: callers could otherwise fill the disk
 
@@ -398,6 +398,7 @@ class Exchange:
                         self._arrivals.put((seat, frame))
                 else:
                     raise WireError(f"a site may not send a frame of kind {frame.kind}")
+                del frame  # or its file would not be free for the next one
         except WireError as error:
             self._refused({"site": seat.name, "reason": str(error)})
             refusal.append(str(error))
@@ -418,50 +419,54 @@ class Exchange:
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         """Send each site its Ask; the iterator has the answers as they come, and a Failure for who is late or gone."""
         self._number += 1
-        frames = {
-            name: Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings})
-            for name, ask in parts.items()
-        }
-        for frame in frames.values():
-            check_travels(frame, self.limit)
-        waiting = {name: self.by_name[name] for name in parts}
-        for name, seat in waiting.items():
-            room = parts[name].room
-            with self._lock:
+        frames: dict[int, Frame] = {}  # one for all sites that are asked the same: it is encoded once
+        for ask in parts.values():
+            if id(ask) not in frames:
+                frames[id(ask)] = frame = Frame(
+                    ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings}
+                )
+                check_travels(frame, self.limit)
+        waiting, doubtful = {name: self.by_name[name] for name in parts}, False
+        with self._lock:
+            for name, seat in waiting.items():
+                room = parts[name].room
                 # never less than before: a late answer to an earlier Ask may still come
                 seat.room = max(seat.room, self.limit if room is None else min(room, self.limit))
-                seat.unanswered = None if seat.anew else frames[name]
-                if seat.outbox is not None and not seat.anew:
-                    seat.outbox.put(frames[name])
-        return self._answers(parts, waiting, self._number, time.monotonic() + deadline, deadline)
+                seat.unanswered = None if seat.anew else frames[id(parts[name])]
+                if seat.outbox is not None and seat.unanswered is not None:
+                    seat.outbox.put(seat.unanswered)
+                else:
+                    doubtful = True
+        end = time.monotonic() + deadline
+        return self._answers(parts, waiting, self._number, end, deadline, 0.0 if doubtful else end - deadline)
 
     def _answers(
-        self, parts: dict[str, Ask], waiting: dict[str, Seat], number: int, end: float, deadline: float
+        self, parts: dict[str, Ask], waiting: dict[str, Seat], number: int, end: float, deadline: float, looked: float
     ) -> Iterator[Reply | Failure]:
+        """Yield answers; once a second, or when none is left to read, see who is gone. `looked`: when that was."""
         while waiting:
-            arrived = self._arrived(0.0)  # what has come counts, however late it is read
-            for name in [] if arrived is not None else list(waiting):
-                reason = self._given_up(waiting[name], end, deadline)
-                if reason is not None:
-                    with self._lock:
-                        waiting.pop(name).unanswered = None
-                    yield Failure(name, reason, gone=True)
-            if not waiting:
-                return
-            if arrived is None:
-                arrived = self._arrived(max(0.0, min(1.0, end - time.monotonic())))
-            if arrived is not None:
-                seat, frame = arrived
-                if frame.number == number and waiting.get(seat.name) is seat:
-                    del waiting[seat.name]
-                    if isinstance(frame.arrays, LazyState):
-                        give_back()  # memory that its messages took on their way to disk
-                    yield _outcome(seat.name, frame, parts[seat.name])
+            arrived = self._arrived(min(looked + LOOK, end) - time.monotonic())
+            if arrived is None:  # what has come counts, however late it is read
+                looked = time.monotonic()
+                for name in list(waiting):
+                    reason = self._given_up(waiting[name], end, deadline)
+                    if reason is not None:
+                        with self._lock:
+                            waiting.pop(name).unanswered = None
+                        yield Failure(name, reason, gone=True)
+                continue
+            seat, frame = arrived
+            if frame.number == number and waiting.get(seat.name) is seat:
+                del waiting[seat.name]
+                if isinstance(frame.arrays, LazyState):
+                    give_back()  # memory that its messages took on their way to disk
+                yield _outcome(seat.name, frame, parts[seat.name])
 
     def _arrived(self, seconds: float) -> tuple[Seat, Frame] | None:
-        with contextlib.suppress(queue.Empty):
-            return self._arrivals.get(timeout=seconds) if seconds else self._arrivals.get_nowait()
-        return None
+        try:
+            return self._arrivals.get(timeout=seconds) if seconds > 0 else self._arrivals.get_nowait()
+        except queue.Empty:
+            return None
 
     def _given_up(self, seat: Seat, end: float, deadline: float) -> str | None:
         now = time.monotonic()

@@ -227,7 +227,7 @@ class Federation:
         self._step += ask.verb not in PROTOCOL
         room = verb.room(ask, self.central.classes)
         coded = replace(ask, arrays=pack(ask.arrays, self.config.exchange.predictions), room=room)
-        parts = {name: coded.part_for(name, place) for name in names if name not in self.late}
+        parts = coded.parts_for([name for name in names if name not in self.late], place)
         exchange = self.config.exchange
         deadline = exchange.step_deadline if verb.quick else exchange.train_deadline
         self.costs.asked(ask.verb, ", ".join(verb.leaves) or "a few numbers")

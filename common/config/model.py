@@ -41,7 +41,7 @@ class ModelConfig(Section):
     attention: Literal["sdpa", "eager"] | None = None
     recompute: bool = False
     compile: bool = False
-    device: str = "auto"
+    device: str | list[str] = "auto"
 
 
 class TrainConfig(Section):
@@ -80,7 +80,9 @@ class LearnerConfig(Section):
     answer: Literal["words", "head"] | None = None
     quantize: Literal["4bit"] | None = None  # load the weights in 4 bits (bitsandbytes, CUDA only) and train adapters
     keep_head: bool = False  # use the classifier of a checkpoint that has one, instead of a new one
-    device: str = "auto"  # `cpu`, `cuda:0` ...; auto: a GPU if there is one
+    # `cpu`, `cuda:1` ...; auto: a GPU if there is one. For a model that one device cannot hold, a list, over which its
+    # layers are spread in order, or `all` CUDA devices
+    device: str | Annotated[list[str], Field(min_length=1)] = "auto"
     # of the forward pass; auto: bfloat16 where the GPU has it
     precision: Precision = "auto"
     # sdpa: torch's fused attention, flash where the GPU has it; eager: plain; by default transformers' choice
@@ -96,6 +98,12 @@ class LearnerConfig(Section):
     def _parts_go_together(self) -> Self:
         if self.compile and self.freeze is not None:
             raise ValueError("compile takes whole models, and freeze runs a part of one from a cache: take one out")
+        if isinstance(self.device, list) and len(set(self.device)) < len(self.device):
+            raise ValueError(f"device = {self.device} names one device twice: name each once")
+        if self.device == "all" or (isinstance(self.device, list) and len(self.device) > 1):
+            for key in ("compile", "quantize"):
+                if getattr(self, key):
+                    raise ValueError(f"{key} takes a model on one device: name one as device, or take {key} out")
         if self.freeze == "encoder":
             if self.lora:
                 raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,19 +67,25 @@ def mean_arrays(states: Mapping[str, State], weights: Mapping[str, float]) -> La
     shapes = shapes_of(states[next(iter(weights))])
 
     def mean(name: str) -> np.ndarray:
-        parts = zip(*(blocks_of(states[site], name) for site in weights), strict=True)
-        return _joined((_mean(list(weights.values()), blocks) for blocks in parts), shapes[name])
+        parts = [blocks_of(states[site], name) for site in weights]
+        return _joined(_means(list(weights.values()), parts), shapes[name])
 
     return LazyState(shapes, mean)
 
 
-def _mean(weights: list[float], blocks: Sequence[np.ndarray]) -> np.ndarray:
-    if blocks[0].dtype.kind != "f":
-        return blocks[0]
-    total = np.zeros(blocks[0].shape, np.float64)
-    for weight, value in zip(weights, blocks, strict=True):
-        total += np.multiply(weight, value, dtype=np.float64)  # so that the mean of equal numbers is that number
-    return total.astype(blocks[0].dtype)
+def _means(weights: list[float], parts: Sequence[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Yield the weighted means of blocks; of all sites' blocks only one is in memory at a time."""
+    first, *others = parts
+    for block in first:
+        if block.dtype.kind != "f":
+            yield block
+            continue
+        total, product = np.zeros(block.shape, np.float64), np.empty(block.shape, np.float64)
+        total += np.multiply(weights[0], block, out=product, dtype=np.float64)
+        for weight, part in zip(weights[1:], others, strict=True):
+            # in float64, so that the mean of equal numbers is that number
+            total += np.multiply(weight, next(part), out=product, dtype=np.float64)
+        yield total.astype(block.dtype)
 
 
 def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:

@@ -216,6 +216,8 @@ def load_mixed(config: ModelConfig, outputs: int, seed: int) -> MixedModel:
             raise ModelError(f"model {config.name}: a run with task mixed trains whole models; take {key} out")
     if config.precision == "float64":
         raise ModelError(f"model {config.name}: a run with task mixed has no precision float64; take it out")
+    if not isinstance(config.device, str) or config.device == "all":
+        raise ModelError(f"device: a run with task mixed keeps a model on one device, not {config.device}; name one")
     device = pick_device(config.device)
     source, changes, local = locate(config.name)
     from transformers import AutoConfig, AutoTokenizer

@@ -26,6 +26,7 @@ from fedstill.common.data.splits import Text
 from fedstill.common.data.tasks import Task
 from fedstill.common.models.builtin import quiet
 from fedstill.common.models.feature_cache import FeatureCache, Floats
+from fedstill.common.models.spread import layer_list
 from fedstill.common.models.text_model import NO_EMBEDDINGS, ModelError, TextModel
 from fedstill.common.models.tokens import Encoded, onto
 
@@ -156,7 +157,7 @@ class FrozenEncoder(TextModel):
     def pooled(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Run the encoder: one vector a text."""
         inputs = onto(batch, self.device)
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with torch.no_grad(), self.at_precision():
             states, mask = self.net(**inputs).last_hidden_state, inputs["attention_mask"]
         if self.pooling == "mean":
             weights = mask.unsqueeze(-1).to(states)
@@ -231,7 +232,7 @@ class LowerLayers:
     def __init__(self, net: Any, count: int, dtype: torch.dtype, cache_mb: int) -> None:
         base = net.get_base_model() if hasattr(net, "peft_config") else net
         self.encoder = base.get_encoder() if base.config.is_encoder_decoder else base.base_model
-        self.owner, self.attribute = layer_list(self.encoder)
+        self.owner, self.attribute = layer_list(self.encoder, "freeze")
         layers: nn.ModuleList = getattr(self.owner, self.attribute)
         if not 1 <= count <= len(layers):
             raise ModelError(f"freeze = {count}: the model has {len(layers)} layers; freeze 1 to {len(layers)} of them")
@@ -343,14 +344,6 @@ class Replay(nn.Module):
         rest: list[Any] = [None] * (self.form.parts - 1)
         attention: Any = getattr(getattr(self._first[0], "layer", [None])[0], "SelfAttention", None)
         if attention is not None:  # T5: the first layer makes the position bias that all others use
-            rest[0] = attention.compute_bias(states.shape[1], states.shape[1], device=states.device)
+            place = attention.relative_attention_bias.weight.device  # not the states', where layers are on several
+            rest[0] = attention.compute_bias(states.shape[1], states.shape[1], device=place)
         return (states, *rest)
-
-
-def layer_list(encoder: Any) -> tuple[nn.Module, str]:
-    """Return the module that holds the encoder's layers, and under which name."""
-    for name, module in encoder.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == encoder.config.num_hidden_layers:
-            owner, _, attribute = name.rpartition(".")
-            return encoder.get_submodule(owner), attribute
-    raise ModelError(f"freeze: no list of layers was found in a {encoder.config.model_type} model; freeze the encoder")

@@ -127,6 +127,7 @@ class Learner:
                     f"training broke down: the loss is {means[-1]} after {course.done} steps at a rate of "
                     f"{self.rates[purpose]:g}; lower learning_rate (or distill_rate), or set train.clip"
                 )
+        optimizer.zero_grad(set_to_none=True)  # gradients would take a model's size until the next training
         if not all(bool(value.isfinite().all()) for value in self.parameters):  # by the last step's gradients
             raise ModelError(
                 f"training broke down: a weight is not finite after {course.done} steps at a rate of "

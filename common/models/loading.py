@@ -16,8 +16,9 @@ from fedstill.common.config.model import LoraConfig
 from fedstill.common.data.tasks import Task, hub_reachable
 from fedstill.common.models.builtin import BUILTINS, builtin_folder, quiet
 from fedstill.common.models.causal import CausalModel
-from fedstill.common.models.frozen import HEAD, FrozenEncoder, LowerLayers, layer_list
-from fedstill.common.models.text_model import ModelError, TextModel, pick_device
+from fedstill.common.models.frozen import HEAD, FrozenEncoder, LowerLayers
+from fedstill.common.models.spread import layer_list, place
+from fedstill.common.models.text_model import ModelError, TextModel, pick_devices
 from fedstill.common.randomness import seeded
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
     """Load the configured model with a head for the task; new weights are drawn from the seed."""
-    device = pick_device(config.device)
+    devices = pick_devices(config.device)
+    device = devices[0]
     source, changes, local = locate(config.name)
     from transformers import AutoConfig, AutoTokenizer
 
@@ -52,7 +54,7 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
         rest: Rest = (tokenizer, task, config.max_length, device, bf16)
         model: TextModel
         if config.freeze == "encoder" or (Path(source) / HEAD).is_file():
-            model = _frozen_encoder(config, source, settings, offline, rest)
+            model = _frozen_encoder(config, source, settings, offline, rest, devices)
         else:
             net = _load_net(config, source, settings, offline)
             check_tokenizer(config.name, tokenizer, net, config.max_length)
@@ -66,7 +68,7 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
                 net.gradient_checkpointing_enable({"use_reentrant": False})
             if lora:
                 net = _with_lora(net, lora, config.name, lower)
-            model = (CausalModel if answers_by_words(config, settings) else TextModel)(net, *rest)
+            model = (CausalModel if answers_by_words(config, settings) else TextModel)(place(net, devices), *rest)
             if config.compile:
                 _compile(config, model)
             if lower:
@@ -138,7 +140,7 @@ def _quantized(config: ModelConfig) -> dict[str, Any]:
     """The arguments that load a model in 4 bits."""
     if config.quantize is None:
         return {}
-    if pick_device(config.device).type != "cuda":
+    if pick_devices(config.device)[0].type != "cuda":
         raise ModelError(f"model {config.name}: quantize = '4bit' needs a CUDA device; take quantize out")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ModelError(f"model {config.name}: quantize = '4bit' needs bitsandbytes: pip install 'fedstill[4bit]'")
@@ -173,7 +175,12 @@ _encoders: WeakValueDictionary[tuple[str, ...], Any] = WeakValueDictionary()  # 
 
 
 def _frozen_encoder(
-    config: ModelConfig, source: str, settings: Any, offline: dict[str, bool], rest: Rest
+    config: ModelConfig,
+    source: str,
+    settings: Any,
+    offline: dict[str, bool],
+    rest: Rest,
+    devices: list[torch.device],
 ) -> FrozenEncoder:
     """Load an encoder without its head, once a process, and put a new head on it, or the one saved beside it."""
     import transformers
@@ -183,7 +190,7 @@ def _frozen_encoder(
     if saved.is_file():
         known = json.loads(saved.read_text(encoding="utf-8"))
         head, pooling = known["head"], known["pooling"]
-    key = (source, settings.to_json_string(), str(rest[3]), str(_dtype(config)))
+    key = (source, settings.to_json_string(), str(devices), str(_dtype(config)))
     net = _encoders.get(key)
     if net is None:
         halves = settings.model_type in ENCODER_OF_TWO
@@ -195,7 +202,7 @@ def _frozen_encoder(
         )  # fmt: skip
         _encoders[key] = net
     check_tokenizer(config.name, rest[0], net, config.max_length)
-    model = FrozenEncoder(net, *rest, head=head, pooling=pooling, cache_mb=config.cache_mb)
+    model = FrozenEncoder(place(net, devices), *rest, head=head, pooling=pooling, cache_mb=config.cache_mb)
     if saved.is_file() and config.keep_head:
         model.load_head(Path(source))
     return model
@@ -344,7 +351,7 @@ def _below(net: Any, frozen: int) -> list[str]:
     """The names of all modules in the frozen lower layers."""
     if not frozen:
         return []
-    owner, attribute = layer_list(net.get_encoder() if net.config.is_encoder_decoder else net.base_model)
+    owner, attribute = layer_list(net.get_encoder() if net.config.is_encoder_decoder else net.base_model, "freeze")
     layers = getattr(owner, attribute)
     inside = {id(module) for layer in layers[:frozen] for module in layer.modules()}
     return [name for name, module in net.named_modules() if id(module) in inside]

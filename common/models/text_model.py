@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,21 @@ class ModelError(ValueError):
     """A model cannot be loaded or used; the text says what to do."""
 
 
+def pick_devices(name: str | list[str] = "auto") -> list[torch.device]:
+    """Return the devices of that name: one, or every CUDA device for `all`, or those of a list."""
+    if name == "all":
+        if not (count := torch.cuda.device_count()):
+            raise ModelError("device = 'all' finds no CUDA device on this machine; use auto or cpu")
+        return [torch.device("cuda", number) for number in range(count)]
+    if isinstance(name, str):
+        return [pick_device(name)]
+    devices = [pick_device(one) for one in name]
+    exact = [torch.device(device.type, device.index or 0) if device.type != "cpu" else device for device in devices]
+    if len(set(exact)) < len(exact):
+        raise ModelError(f"device = {name} names one device twice; name each once")
+    return exact
+
+
 def pick_device(name: str = "auto") -> torch.device:
     """Return the device of that name; `auto` is the first CUDA device, or the CPU if there is none."""
     if name == "auto":
@@ -40,7 +55,9 @@ def pick_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"device {name!r} is not known; use auto, cpu, cuda or cuda:0") from error
+        raise ModelError(
+            f"device {name!r} is not known; use auto, cpu, cuda, cuda:0, all, or a list of devices"
+        ) from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ModelError(
             f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices; use auto or cpu"
@@ -59,14 +76,18 @@ class TextModel(nn.Module):
     """A classifier of texts with its own tokenizer: `encode` once, then `forward` batch by batch."""
 
     lower: LowerLayers | None = None  # frozen layers, whose output is cached
+    kinds: tuple[str, ...] = ()  # of devices that it is on, where they are several
 
     def __init__(self, net: Any, tokenizer: Any, task: Task, max_length: int, device: torch.device, bf16: bool) -> None:
         super().__init__()
-        self.net = net.to(device)
+        if len(devices := _devices(net)) > 1:
+            self.net, self.kinds = net, tuple({device.type for device in devices})
+        else:
+            self.net = net.to(device)
         self.tokenizer = tokenizer
         self.task = task
         self.max_length = max_length
-        self.device = device
+        self.device = device  # of inputs and logits; layers may be on others as well
         self.bf16 = bf16
         self.family: str = net.config.model_type
         self.dtype: torch.dtype = next(net.parameters()).dtype  # float64 where requested, else float32
@@ -75,6 +96,11 @@ class TextModel(nn.Module):
         self.pretrained = True  # whether its layers are pretrained
         if self.writes:
             self._words = _label_tokens(tokenizer, task).to(device)
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Every device that has a part of the model."""
+        return _devices(self.net)
 
     def encode(self, texts: Sequence[Text]) -> Encoded:
         """Tokenize the texts, for `Encoded.batch`."""
@@ -88,8 +114,16 @@ class TextModel(nn.Module):
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return logits (texts x classes), in float32 or in the model's own float64."""
         inputs = onto(batch, self.device)
-        with self._above_frozen(inputs), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with self._above_frozen(inputs), self.at_precision():
             return at_least_float32(self.score(inputs))
+
+    @contextmanager
+    def at_precision(self) -> Iterator[None]:
+        """Compute in bfloat16 inside, if the model does."""
+        with ExitStack() as stack:
+            for kind in self.kinds or (self.device.type,):
+                stack.enter_context(torch.autocast(kind, torch.bfloat16, enabled=self.bf16))
+            yield
 
     def score(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return logits of tokens on this device."""
@@ -115,14 +149,14 @@ class TextModel(nn.Module):
     def with_states(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return logits, and the encoder's hidden states (texts x tokens x width), embeddings to last layer."""
         inputs = onto(batch, self.device)
-        with self._above_frozen(inputs), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with self._above_frozen(inputs), self.at_precision():
             if self.writes:
                 encoded = self.base().get_encoder()(**inputs, output_hidden_states=True)
                 logits, states = self._write(inputs, encoded.last_hidden_state), encoded.hidden_states
             else:
                 output = self.net(**inputs, output_hidden_states=True)
                 logits, states = output.logits, output.hidden_states
-        return at_least_float32(logits), tuple(at_least_float32(state) for state in states)
+        return at_least_float32(logits), tuple(at_least_float32(state.to(self.device)) for state in states)
 
     # --- texts as points in embedding space ---
 
@@ -168,7 +202,7 @@ class TextModel(nn.Module):
         token of the label's word, with the tokens before it given: logits over the vocabulary, and the token.
         """
         mask = torch.ones(theta.shape[:2], dtype=torch.long, device=self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with self.at_precision():
             if not self.writes:
                 logits = self.net(inputs_embeds=theta, attention_mask=mask).logits
                 return at_least_float32(logits), labels
@@ -275,6 +309,10 @@ class TextModel(nn.Module):
         with quiet():
             net.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
+
+
+def _devices(net: nn.Module) -> list[torch.device]:
+    return sorted({parameter.device for parameter in net.parameters()}, key=str)
 
 
 def _label_tokens(tokenizer: Any, task: Task) -> Tensor:

@@ -70,7 +70,7 @@ def describe(head: Facts, length: int) -> tuple[dict[str, Place], Facts]:
     places: dict[str, Place] = {}
     at = in_ranges = 0
     for name, dtype, shape, recipe in described:
-        if dtype not in DTYPES or name in places or any(side < 0 for side in shape):
+        if dtype not in DTYPES or name in places or min(shape, default=0) < 0:
             raise WireError(
                 f"array {name[:80]!r} is described as {dtype[:20]} {shape}, which does not travel, or twice"
             )
@@ -99,8 +99,9 @@ def _sides(shape: Any) -> tuple[int, ...]:
     """Validate a shape received over the wire."""
     if not isinstance(shape, list) or len(shape) > SIDES:
         raise ValueError
-    if any(type(side) is not int or abs(side) >= 1 << 48 for side in shape):
-        raise ValueError
+    for side in shape:
+        if type(side) is not int or abs(side) >= 1 << 48:
+            raise ValueError
     return tuple(shape)
 
 

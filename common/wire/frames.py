@@ -39,7 +39,7 @@ METHOD = "/fedstill.Exchange/Session"
 TOKEN = "fedstill-token"  # the call's metadata has it: who has none is turned away before a thread is taken
 CHUNK = 1 << 20
 WINDOW = 8 << 20  # bytes in flight per stream; at a 100 ms round trip still 80 MB/s
-WINDOWS = 32 << 20  # of all streams of a server together
+WINDOWS = 16 << 20  # of all streams of a server together; at a 100 ms round trip 160 MB/s
 DOOR_LIMIT = 1 << 20  # head and body of a frame from a caller not yet identified
 PREFIX = 64  # most bytes before the head of a whole frame: magic, kind, number of the Ask, lengths of head and body
 MAGIC = b"FST2"
@@ -266,13 +266,13 @@ def _to_disk(head: Facts, pieces: Iterable[bytes | memoryview], length: int, spo
     """Write a body to disk, after checking its head."""
     places, facts = describe(head, length)
     try:
-        file = spool.open()
+        body = spool.open()
         for piece in pieces:
-            file.write(piece)
-        file.flush()
+            body.write(piece)
+        body.end(length)
     except OSError as error:
         raise WireError(
             f"a frame of {length:,} bytes cannot be kept on disk ({error.strerror}); free some space where "
             f"{spool.folder or 'temporary files'} lies"
         ) from None
-    return SpooledState(file, places), facts
+    return SpooledState(body, places), facts

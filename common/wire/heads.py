@@ -62,7 +62,7 @@ class Form:
                 if number != self.last[place] + self.step[place]:
                     marks |= 1 << place
                     odd += _varint(number - self.last[place])
-                self._saw(place, number)
+                self.step[place], self.last[place] = number - self.last[place], number
                 continue
             width, bits = self.width[place], _exactly(number, self.width[place])
             if width == 0 and _double(number) == _double(self.last[place]):
@@ -95,7 +95,7 @@ class Form:
                     number = self.last[place] + change
                 if not -_LARGEST < number < _LARGEST:
                     raise WireError("a number in the head of a frame is too large")
-                self._saw(place, number)
+                self.step[place], self.last[place] = number - self.last[place], number
             elif marked:
                 self.width[place], at = _taken(data, at, 1)[0], at + 1
                 self.last[place], at = self._fraction(data, at, place)
@@ -113,10 +113,6 @@ class Form:
             raise WireError(f"a number of {width} bytes in the head of a frame")
         number: float = _WIDTHS[width].unpack(_taken(data, at, width))[0]
         return number, at + width
-
-    def _saw(self, place: int, number: int) -> None:
-        self.step[place] = number - self.last[place]
-        self.last[place] = number
 
     def _checksum(self) -> bytes:
         return (zlib.crc32(repr(self.last).encode()) & 0xFFFF).to_bytes(CHECKED, "little")
@@ -195,14 +191,23 @@ def _outline(value: Any, numbers: list[Any]) -> Any:
 
 def filled(outline: Any, numbers: Any) -> Any:
     """Return the head with this outline and these numbers."""
+    # numbers and words are told apart in place: a call for each of them is most of what a small exchange takes
     shape = type(outline)
     if shape is int:
         return next(numbers)
     if shape is str:
         return outline
     if outline[0] == _TABLE:
-        return {key: filled(part, numbers) for key, part in outline[1:]}
-    return [filled(part, numbers) for part in outline[1:]] if outline[0] == _LIST else outline[1]
+        return {
+            key: next(numbers) if (leaf := type(part)) is int else part if leaf is str else filled(part, numbers)
+            for key, part in outline[1:]
+        }
+    if outline[0] == _CONSTANT:
+        return outline[1]
+    return [
+        next(numbers) if (leaf := type(part)) is int else part if leaf is str else filled(part, numbers)
+        for part in outline[1:]
+    ]
 
 
 def squeeze(text: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,11 @@ class Ask:
         arrays = {name: value for name, value in extra.items() if isinstance(value, np.ndarray)}
         settings = {name: value for name, value in extra.items() if not isinstance(value, np.ndarray)}
         return Ask(self.verb, {**self.arrays, **arrays}, {**self.settings, **settings}, room=self.room)
+
+    def parts_for(self, nodes: Iterable[str], place: Facts) -> dict[str, Ask]:
+        """Return each node's Ask; nodes without a part of their own share one, which a link encodes once."""
+        shared = self.part_for("", place)
+        return {node: self.part_for(node, place) if self.each.get(node) else shared for node in nodes}
 
 
 @dataclass(frozen=True)

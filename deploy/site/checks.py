@@ -218,7 +218,7 @@ def public_data(site: SiteFile) -> str:
 def model(site: SiteFile, load: Load) -> str:
     """Check that the model loads on its device."""
     loaded = load()
-    return f"{site.model}: {sum(p.numel() for p in loaded.parameters()):,} parameters on {loaded.device}"
+    return f"{site.model}: {sum(p.numel() for p in loaded.parameters()):,} parameters on {_places(loaded)}"
 
 
 def _model(site: SiteFile) -> Any:
@@ -250,7 +250,7 @@ def memory(site: SiteFile, load: Load) -> str:
     loaded = _loaded(load)
     weights = sum(p.numel() * p.element_size() for p in loaded.parameters())
     trained = sum(p.numel() * p.element_size() for p in loaded.parameters() if p.requires_grad)
-    need, room = weights + 3 * trained, _room(loaded.device)
+    need, room = weights + 3 * trained, _room(loaded)
     if need > room:
         raise Failed(
             f"training needs {need / GB:.1f} GB for the model alone, and {room / GB:.1f} GB are free",
@@ -263,7 +263,7 @@ def memory(site: SiteFile, load: Load) -> str:
     batch = loaded.encode(["word " * length] * size).batch(np.arange(size))
     loaded.train()
     loaded({name: value.to(loaded.device) for name, value in batch.items()}).square().mean().backward()
-    left = _room(loaded.device)
+    left = _room(loaded)
     if left < 2 * trained:
         raise Failed(
             f"after one batch of {size} texts {left / GB:.1f} GB are free, and the optimizer needs "
@@ -274,12 +274,18 @@ def memory(site: SiteFile, load: Load) -> str:
     return f"{need / GB:.2f} GB for the model in training, and {tried}; {left / GB:.1f} GB free"
 
 
-def _room(device: Any) -> int:
-    if getattr(device, "type", "cpu") == "cuda":
-        import torch
+def _room(loaded: Any) -> int:
+    """Return the free bytes where the model is, on all its devices together."""
+    import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return sum(
+        int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else int(psutil.virtual_memory().available)
+        for device in loaded.devices
+    )
+
+
+def _places(loaded: Any) -> str:
+    return ", ".join(str(device) for device in loaded.devices)
 
 
 def disk(load: Load, state: Path) -> str:

@@ -41,6 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedstill.common.config import ExchangeConfig, RunConfig
+from fedstill.common.memory import imports_stay
 from fedstill.common.wire import Ask
 from fedstill.common.wire.frames import CHUNK
 from fedstill.deploy import flower_commands as flower
@@ -250,6 +251,7 @@ def show(summary: dict[str, dict[str, dict[str, float]]]) -> None:
 def main() -> None:
     """Measure, show, and write experiments/bench/exchange.json."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    imports_stay()  # as the ServerApp does
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fedstill-bench-") as scratch:
         fast, slow = measure_fast(Path(scratch) / "fast"), measure_slow(Path(scratch) / "slow")

@@ -40,6 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedstill.common.maths.ensemble import mean_arrays, uniform
+from fedstill.common.memory import imports_stay
 from fedstill.common.states import copied
 from fedstill.common.wire import Arrays, Ask, Failure, Reply, check_reply, same_shapes
 from fedstill.common.wire.frames import CHUNK
@@ -201,6 +202,7 @@ def start_site(processes: Processes, number: int, *arguments: str) -> None:
 
 def serve(kind: str, count: int, logs: Path) -> None:
     """A server process: an exchange for every line that comes in, its times and memory for a line out."""
+    imports_stay()  # as the ServerApp does
     with Processes(logs, flower.environment()) as processes:
         server = (Raw if kind == "raw" else Ours)(processes, count)
         empty = memory("VmRSS")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedstill.client.session import Door, Session
 from fedstill.common.config import RunConfig
+from fedstill.common.states import LazyState
+from fedstill.common.wire import Ask, Reply
+from fedstill.common.wire.spool import Spool
+from fedstill.server.exchange import Exchange
 
 from .cable import Cable
 from .conftest import Federation, streams
@@ -104,3 +112,29 @@ def test_predictions_in_fewer_bytes_both_ways(
         assert saved == pytest.approx((4 - width) * 256 * 2, abs=60)
         back = first["sites"][name]["bytes"]["distillation"]["down"] - site["bytes"]["distillation"]["down"]
         assert back == pytest.approx((4 - width) * 256 * 2, abs=60)
+
+
+def test_a_sites_next_state_takes_the_file_of_its_last_one(tmp_path: Path) -> None:
+    """Whatever a stream holds between two exchanges keeps a file, and the next state then costs new pages."""
+
+    def files() -> int:
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return sum(os.path.lexists(link) and os.readlink(link).startswith(str(tmp_path)) for link in links)
+
+    exchange = Exchange("127.0.0.1:0", lambda facts: None, most_sites=1, spool=Spool(tmp_path, above=1000))
+    door = Door(f"127.0.0.1:{exchange.port}", exchange.issue_token(1))
+    session = Session(door, {"name": "echo"}, lambda ask: Reply("echo", ask.arrays))
+    thread = threading.Thread(target=session.serve, daemon=True)
+    thread.start()
+    assert exchange.wait_for(1, 30)
+    for number in range(4):
+        state = {"x": np.full(200_000, float(number))}  # more than one message
+        (reply,) = exchange.deliver({"echo": Ask("query.echo", state)}, 30)
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.arrays, LazyState)
+        assert np.array_equal(reply.arrays["x"], state["x"])
+        del reply
+        assert files() == 1
+    exchange.close({})
+    thread.join(10)
+    assert not thread.is_alive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -478,7 +479,7 @@ def test_a_model_that_waited_on_disk_gives_the_same_bits(
     local, spooled = make("fedavg", "rounds=2"), make("fedavg", "rounds=2")
     local.run()
     kinds: list[type] = []
-    monkeypatch.setattr("fedstill.common.wire.spool.Spool.__init__", _spool_everything)
+    monkeypatch.setattr("fedstill.server.exchange.Spool", partial(Spool, above=0))
     with streams(spooled) as link:
         deliver = link.deliver
 
@@ -492,11 +493,6 @@ def test_a_model_that_waited_on_disk_gives_the_same_bits(
         spooled.run(link)
     assert kinds == [True] * 4
     assert spooled.weights() == local.weights()
-
-
-def _spool_everything(self: Spool, folder: Path | None = None, above: int = 0) -> None:
-    object.__setattr__(self, "folder", folder)
-    object.__setattr__(self, "above", 0)
 
 
 @pytest.mark.parametrize("name", ["fedadam", "percfl", "ditto", "spfl"])

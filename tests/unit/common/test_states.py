@@ -50,11 +50,44 @@ def test_a_spooled_frame_is_the_one_in_memory_bit_by_bit(tmp_path: Path) -> None
 
 def test_small_frames_stay_in_memory_and_the_file_goes_with_the_state(tmp_path: Path) -> None:
     assert not isinstance(received({"x": np.zeros(10)}, Spool(tmp_path)).arrays, LazyState)
-    before = len(os.listdir("/proc/self/fd"))
-    frame = received(STATE, Spool(tmp_path, above=100))
+    before, spool = len(os.listdir("/proc/self/fd")), Spool(tmp_path, above=100)
+    frame = received(STATE, spool)
     assert len(os.listdir("/proc/self/fd")) == before + 1
-    del frame
+    del frame, spool
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_takes_another_body_once_nobody_can_read_the_first(tmp_path: Path) -> None:
+    def files() -> list[int]:
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        ours = [link for link in links if os.path.lexists(link) and os.readlink(link).startswith(str(tmp_path))]
+        return [os.stat(link).st_size for link in ours]
+
+    spool = Spool(tmp_path, above=100)
+    first = received(STATE, spool).arrays
+    blocks = blocks_of(first, "large")
+    start = next(blocks)
+    del first
+    second = received({"x": np.ones(1000)}, spool).arrays
+    assert len(files()) == 2  # the blocks of the first are still being read
+    rest = [start, *blocks]
+    assert np.array_equal(np.concatenate(rest), STATE["large"].reshape(-1))
+    del blocks, rest, start
+    third = received({"x": np.zeros(1000)}, spool).arrays
+    assert files() == [8000, 8000]  # the longer body's room on disk is free again
+    assert np.array_equal(second["x"], np.ones(1000))
+    assert np.array_equal(third["x"], np.zeros(1000))
+
+
+def test_a_body_that_breaks_off_leaves_its_file_to_the_next(tmp_path: Path) -> None:
+    spool, messages = Spool(tmp_path, above=100), list(cut(Frame(REPLY, 1, {"a": np.zeros(3 * CHUNK, np.uint8)})))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(WireError):
+            list(join(messages[:-1], 1 << 30, lambda size: None, spool))
+    frame = received(STATE, spool)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert frame.arrays["large"].tobytes() == STATE["large"].tobytes()
 
 
 @pytest.mark.parametrize("change", ["short", "long", "head"])

@@ -91,7 +91,14 @@ def test_krum_of_many_sites_takes_little_memory() -> None:
     assert peak < 6 * stack.nbytes  # differences of all pairs of sites would be 128 times the stack
     flat = stack.reshape(128, -1)
     distances = np.sort(((flat[:, None] - flat[None]) ** 2).sum(axis=-1), axis=1)
-    assert scores.tolist() == distances[:, 1 : 128 - 62 - 2 + 1].sum(axis=1).tolist()  # bit for bit
+    assert np.allclose(scores, distances[:, 1 : 128 - 62 - 2 + 1].sum(axis=1), rtol=1e-13, atol=0)
+
+
+def test_krum_tells_honest_sites_apart_beside_one_that_says_huge_numbers() -> None:
+    stack = np.random.default_rng(0).normal(size=(9, 100, 2))
+    without = krum_scores(stack[:8], liars=2)
+    stack[8] = 1e12
+    assert np.allclose(krum_scores(stack, liars=3)[:8], without, rtol=1e-12)  # of the same four nearest
 
 
 def test_spectral_by_hand() -> None:
@@ -154,6 +161,67 @@ def test_each_text_is_filtered_by_itself() -> None:
     other = SAID[[4, 0, 1, 2, 3]]  # on the second text the first site is the odd one
     kept = cronus_filter(np.concatenate([SAID, other], axis=1))
     assert kept.T.tolist() == [[True, True, True, True, False], [False, True, True, True, True]]
+
+
+# --- many sites at once, and each rule as its definition says, one text or one pair of sites at a time ---
+
+
+def plain_cronus(points: np.ndarray, bound: float = 4.0) -> set[int]:
+    """The sites that are kept on one text."""
+    kept = list(range(len(points)))
+    for _ in range((len(points) - 1) // 2):
+        centred = points[kept] - points[kept].mean(axis=0)
+        values, vectors = np.linalg.eigh(centred.T @ centred / len(kept))
+        projection = centred @ vectors[:, -1]
+        distance = np.abs(projection - np.median(projection))
+        if values[-1] <= max(bound * (1.4826 * np.median(distance)) ** 2, 1e-12):
+            break
+        del kept[int(np.argmax(distance))]
+    return set(kept)
+
+
+def plain_agreement(stack: np.ndarray) -> np.ndarray:
+    """The entries of the first eigenvector, from all eigenvectors."""
+    rest = stack - stack.mean(axis=1, keepdims=True)
+    rest -= rest.mean(axis=-1, keepdims=True)
+    flat = rest.reshape(len(stack), -1)
+    flat = flat / np.sqrt((flat**2).mean(axis=1, keepdims=True))
+    correlation, shared = flat @ flat.T / flat.shape[1], np.zeros(len(stack))
+    for _ in range(20):
+        np.fill_diagonal(correlation, shared)
+        values, vectors = np.linalg.eigh(correlation)
+        shared = np.minimum(values[-1] * vectors[:, -1] ** 2, 1.0)
+    first: np.ndarray = vectors[:, -1]
+    return first * np.sign(np.sign(first).sum())  # the majority is honest
+
+
+@pytest.mark.parametrize("liars", [0, 20, 31])
+def test_rules_for_many_sites_give_what_their_definitions_give(liars: int) -> None:
+    rng = np.random.default_rng(liars)
+    answer = rng.normal(size=(130, 3))  # more texts than Cronus filters at a time
+    stack = answer + rng.normal(size=(70, 130, 3))
+    stack[:liars] = 5 * np.roll(answer, 1, axis=1) + 0.1 * rng.normal(size=(liars, 130, 3))
+    near = {"rtol": 0, "atol": 1e-11}
+    assert np.allclose(median(stack), np.median(stack, axis=0), **near)
+    assert np.array_equal(median(stack[:69]), np.median(stack[:69], axis=0))
+    assert np.allclose(trimmed_mean(stack), np.sort(stack, axis=0)[14:-14].mean(axis=0), **near)
+    kept = cronus_filter(stack)
+    assert [set(np.flatnonzero(row).tolist()) for row in kept.T] == [plain_cronus(stack[:, i]) for i in range(130)]
+    assert liars == 0 or not kept.all()
+    apart = [sorted(float(((a - b) ** 2).sum()) for b in stack) for a in stack]
+    near_ones = 70 - 33 - 2
+    assert np.allclose(krum_scores(stack), [sum(row[1 : near_ones + 1]) for row in apart], rtol=1e-12)
+    found, wanted = agreement(stack), plain_agreement(stack)
+    assert np.allclose(found, wanted, rtol=0, atol=1e-9)
+
+
+def test_agreement_of_many_sites_in_two_camps_of_one_size() -> None:
+    """No power of the matrix tells two equal eigenvalues apart: all eigenvectors are computed then."""
+    rng = np.random.default_rng(2)
+    camps = rng.normal(size=(2, 2000, 2))
+    stack = np.concatenate([camp + 0.01 * rng.normal(size=(20, 2000, 2)) for camp in camps])
+    found, wanted = agreement(stack), plain_agreement(stack)
+    assert np.allclose(np.abs(found), np.abs(wanted), rtol=0, atol=1e-6)
 
 
 def test_probabilities_sum_to_one_under_every_rule() -> None:
