@@ -35,11 +35,11 @@ from fedstill.server.pseudo_labels import PseudoLabels
 from fedstill.server.pulse import Pulse
 from fedstill.server.record import Record, RunStopped
 from fedstill.server.results import Results, judged, scores_in
-from fedstill.server.secure_sum import ask_for_sum
 from fedstill.strategies import VERBS, Method, find_verb, make_method
 from fedstill.strategies.base import QuorumLost, Round
 from fedstill.strategies.generic import Train, evaluate, evaluate_alone, save
 from fedstill.strategies.secure_sum import PROTOCOL
+from fedstill.strategies.secure_sum.server import ask_for_sum
 from fedstill.strategies.verbs import Nothing, Verb
 
 UNCHANGED = {save.name, evaluate.name, evaluate_alone.name}  # verbs that leave a site as it was

@@ -27,7 +27,7 @@ from fedstill.common.maths.ensemble import softmax
 from fedstill.common.maths.masking import WIDTH, expand, split, to_fixed
 from fedstill.common.wire import Arrays, Ask, Facts, WireError
 from fedstill.common.wire.typed import Message
-from fedstill.strategies.signed_keys import signature, unsigned
+from fedstill.strategies.secure_sum.signed_keys import signature, unsigned
 from fedstill.strategies.verbs import NOTHING, Nothing, Shield, site_verb
 
 if TYPE_CHECKING:

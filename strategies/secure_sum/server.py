@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedstill.common.maths.masking import WIDTH, expand, from_fixed, join
 from fedstill.common.wire import Arrays, Ask, Reply, WireError
-from fedstill.strategies.secure_sum import (
+from fedstill.strategies.secure_sum.site import (
     FEWEST,
     SEALED,
     Of,
