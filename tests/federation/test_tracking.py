@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,22 @@ def kept_in(file: Path) -> Iterator[bytes]:
             at += 32768 - at % 32768  # too little room for a head: the block is padded
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        if at + 7 + length > len(data):
+            return  # not all of it is written yet
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
             yield whole
             whole = b""
+
+
+def parsed(file: Path, records: Any) -> list[Any]:
+    """The records so far: a process of W&B's writes them, and may be a little behind."""
+    found = []
+    for data in kept_in(file):
+        found.append(records.Record())
+        found[-1].ParseFromString(data)
+    return found
 
 
 def test_wandb_offline(tmp_path: Path) -> None:
@@ -90,10 +102,11 @@ def test_wandb_offline(tmp_path: Path) -> None:
     result = run(tmp_path, "wandb", rounds=1)
     [file] = (result.folder / "track").rglob("*.wandb")
     assert "offline-run" in str(file)
-    seen, scores = set(), {}
-    for data in kept_in(file):
-        record = records.Record()
-        record.ParseFromString(data)
+    seen, scores, end = set(), {}, time.monotonic() + 60
+    while not any(record.WhichOneof("record_type") == "exit" for record in parsed(file, records)):
+        assert time.monotonic() < end, "W&B's own process has not written the end of the run"
+        time.sleep(0.1)
+    for record in parsed(file, records):
         seen.add(record.WhichOneof("record_type"))
         values = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
         if "central/accuracy" in values:
@@ -101,7 +114,7 @@ def test_wandb_offline(tmp_path: Path) -> None:
         if record.WhichOneof("record_type") == "run":
             assert (record.run.run_id, record.run.project) == (result.folder.name, "fedstill")
     assert scores == pytest.approx(by_round(result))
-    assert "exit" in seen
+    assert {"run", "history", "summary", "exit"} <= seen
 
 
 class Broken:
