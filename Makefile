@@ -159,8 +159,8 @@ bench-defaults: $(READY) ## default settings on 4 families x 6 tasks x 3 methods
 # One command a page of docs/results: it runs what is missing (hours; it resumes) and writes tables, claims and pictures to runs/compare.
 COMPARE = FEDSTILL_DATA=$${FEDSTILL_DATA:-../shared/data} $(BIN)/fedstill compare
 results-fedid: $(READY) ## the tables of docs/results/fedid.md: 20 paired seeds on cached features, all methods that exchange predictions
-	$(COMPARE) experiments/screen/falling.toml
 	$(COMPARE) experiments/screen/methods.toml
+	$(COMPARE) experiments/screen/constant.toml
 
 results-adafd: results-fedid ## those of docs/results/adafd.md: the same tables
 

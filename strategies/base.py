@@ -49,7 +49,8 @@ class Params(Section):
     local_epochs: int = Field(3, ge=1)
     participation: float = Field(1.0, gt=0, le=1)
     optimizer_state: Literal["persistent", "fresh"] = "persistent"
-    schedule: Literal["constant", "call", "phase", "run"] = "constant"  # where the rate falls to zero
+    # over what the rate falls to zero; at a constant rate a model ends where its last few batches pushed it
+    schedule: Literal["constant", "call", "phase", "run"] = "run"
     distill_dropout: bool = False  # dropout while sites learn from others' predictions; the authors' programs have it
 
 

@@ -34,6 +34,7 @@ max_length = 16
 batch_size = 16
 [method]
 local_epochs = 1
+schedule = "constant"
 [central]
 model = "tiny-bert"
 [[sites]]

@@ -208,7 +208,7 @@ task = {{ name = "files", train = {_quoted(str(file))}, text = {_quoted(text)}, 
 # private: dealt to the sites; public: for everybody, without labels; labelled: the server's; test: for the scores
 data = {{ {parts} }}  # shares, or numbers of texts
 train = {{ max_length = {length} }}  # tokens of a text; longer ones are cut
-method = {{ name = {_quoted(method)}, schedule = "run" }}  # see: fedstill methods; the rate falls to zero over the run
+method.name = {_quoted(method)}  # see: fedstill methods
 # freeze = "encoder" trains a head on vectors that are computed once; without it, and its rate, whole models are trained
 central = {{ {_model(MODELS[0])} }}
 report = {{ centralized = false }}  # true: also train one model on all texts in one place, as a bound; it takes longer

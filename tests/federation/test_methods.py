@@ -14,6 +14,7 @@ from fedstill.common.config import RunConfig
 from fedstill.common.config.files import load_run
 from fedstill.common.models.learner import Learner
 from fedstill.common.practice import Practice
+from tests.conftest import SMALL
 
 from .conftest import Federation, precise
 
@@ -48,6 +49,18 @@ def test_fedavg_is_the_mean_by_size_of_what_the_sites_trained(federation: Make, 
         mean = (sizes[0] * states[0][name].astype(np.float64) + sizes[1] * states[1][name]) / sum(sizes)
         assert np.allclose(value, mean, atol=1e-12), name
     assert one.events("round_finished")[0]["metrics"]["loss"] > 0
+
+
+def test_rates_fall_to_zero_over_the_run_where_nobody_says_otherwise(federation: Make) -> None:
+    settings = precise(load_run(SMALL.replace('schedule = "constant"\n', ""), ("method.name=isolated",)))
+    assert settings.rounds == 2
+    one, two = federation(settings), federation(settings)
+    one.run()
+    for node, trained in zip(two.nodes, one.nodes, strict=True):
+        for number, decay in ((1, (0.0, 0.5)), (2, (0.5, 1.0))):
+            with node.learner.at(number, 0):
+                node.train_privately(1, Practice(decay=decay))
+        assert torch.equal(flat(node.learner), flat(trained.learner))
 
 
 def test_config_toml_lists_the_rates_that_were_used_and_reads_as_before(federation: Make, small: Small) -> None:
