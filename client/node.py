@@ -30,6 +30,7 @@ from fedstill.common.data.tasks import task_scores
 from fedstill.common.maths.losses import cross_entropy
 from fedstill.common.models.learner import Batches, Learner, Rows
 from fedstill.common.models.loading import load_model
+from fedstill.common.models.text_model import TextModel
 from fedstill.common.practice import Practice
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Ask, Facts, Reply, WireError
@@ -48,11 +49,16 @@ class Failed(RuntimeError):
 
 
 class Node:
-    """One site: its private texts, tokenizer and model, kept in memory for the session."""
+    """One site: its private texts, tokenizer and model, kept in memory for the session.
+
+    It may be given the model of another site, of the same kind: `go_on` then fills in its own weights.
+    """
 
     task_is_secret: ClassVar[bool] = False  # whether the site's task must stay secret
 
-    def __init__(self, config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> None:
+    def __init__(
+        self, config: RunConfig, site: SiteConfig, run: str, state_root: Path, model: TextModel | None = None
+    ) -> None:
         if site.threads is not None:
             torch.set_num_threads(site.threads)
         if len(run) > 128 or not re.fullmatch(NAME, run):
@@ -69,15 +75,16 @@ class Node:
         self.guard = None if site.privacy is None else Guard(site.privacy, state_root)
         asked = None if site.approval is None else verbs_of(config)
         self.gate = Gate(site, run, state_root, self._work, asked, None if asked is None else config.rounds)
-        self._load(config, site)
+        self._load(config, site, model)
         if self.guard is not None:
             self.guard.settle(len(self.private), self.learner.batch_size)
 
-    def _load(self, config: RunConfig, site: SiteConfig) -> None:
-        """Load the site's texts and model."""
+    def _load(self, config: RunConfig, site: SiteConfig, model: TextModel | None) -> None:
+        """Load the site's texts and, unless there is one to take over, its model."""
         self.texts = texts = site_texts(config, site)
         self.task = texts.task
-        model = load_model(site.model_settings(config.train), self.task, derive(config.seed, site.name, "model"))
+        if model is None:
+            model = load_model(site.model_settings(config.train), self.task, derive(config.seed, site.name, "model"))
         self.learner = Learner(site.name, model, site, config.train, config.seed)
         assert texts.private.labels is not None
         self.labels = torch.from_numpy(texts.private.labels).to(model.device)
@@ -156,9 +163,13 @@ class Node:
 
     def put_away(self, number: int) -> None:
         """Save everything that the next message needs; this process ends with the current one."""
+        checkpoint.save(self.folder / "work", number, *self.midway(), keep=2)
+
+    def midway(self) -> tuple[Nested, Facts]:
+        """Return what it takes to go on between two Asks: arrays and facts."""
         facts = {"pending": [[*one.place, one.dropout] for one in self.pending], "trained": self.trained_by}
         rows = {f"pending.{place}": one.rows for place, one in enumerate(self.pending)}
-        checkpoint.save(self.folder / "work", number, {**self.state(), **rows}, facts, keep=2)
+        return {**self.state(), **rows}, facts
 
     def close(self) -> None:
         """Free the model and the texts now; Python would wait for its collector, since the site's parts know it."""
@@ -174,6 +185,10 @@ class Node:
         if newest is None:
             return
         _, arrays, facts, _ = newest
+        self.go_on(arrays, facts)
+
+    def go_on(self, arrays: dict[str, Any], facts: Facts) -> None:
+        """Restore what `midway` returned."""
         self.check_origin(facts)
         rows = [arrays.pop(f"pending.{place}") for place in range(len(facts["pending"]))]
         self.load_state(arrays)

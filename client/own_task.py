@@ -18,6 +18,7 @@ from fedstill.common.data.splits import TextSet
 from fedstill.common.maths.affinity import clipped
 from fedstill.common.models.bert2bert import MixedModel, load_mixed
 from fedstill.common.models.learner import Learner, Rows
+from fedstill.common.models.text_model import TextModel
 from fedstill.common.randomness import derive
 from fedstill.common.wire import Arrays, Ask, Facts, Reply
 
@@ -28,7 +29,7 @@ class OwnTaskNode(Node):
     model: MixedModel
     task_is_secret = True
 
-    def _load(self, config: RunConfig, site: SiteConfig) -> None:
+    def _load(self, config: RunConfig, site: SiteConfig, model: TextModel | None) -> None:
         if site.task is None:
             raise ConfigError(
                 f"site {site.name} has no task, and in this run every site has its own: write a [task] table with kind "
@@ -113,6 +114,6 @@ def node_kind(config: RunConfig) -> type[Node]:
     return OwnTaskNode if config.mixed else Node
 
 
-def make_node(config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> Node:
-    """Build the site, ready to answer."""
-    return node_kind(config)(config, site, run, state_root)
+def make_node(config: RunConfig, site: SiteConfig, run: str, state_root: Path, model: TextModel | None = None) -> Node:
+    """Build the site, ready to answer; with a model of its kind it need not load one (see `Node`)."""
+    return node_kind(config)(config, site, run, state_root, model)

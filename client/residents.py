@@ -16,17 +16,21 @@ from fedstill.client.own_task import make_node
 from fedstill.common import checkpoint
 from fedstill.common.config import RunConfig, SiteConfig
 from fedstill.common.memory import give_back, one_heap
+from fedstill.common.models.frozen import FrozenEncoder
+from fedstill.common.models.text_model import TextModel
 from fedstill.common.wire import Ask, Facts, Reply
+
+AWAY = "away.safetensors"
 
 
 class Residents:
     """The sites in memory, least recently asked first; a site beyond `most` is put away before another is taken up."""
 
-    def __init__(self, most: int, make: dict[str, Callable[[], Node]]) -> None:
+    def __init__(self, most: int, make: dict[str, Callable[[TextModel | None], Node]]) -> None:
         self.most, self._make = most, make
         self._here: OrderedDict[str, Node] = OrderedDict()
-        self._away: set[str] = set()
-        self._number = 0
+        self._away: dict[str, tuple[str | None, Facts]] = {}  # with the kind of their models, if others can use these
+        self._spare: tuple[str, TextModel] | None = None  # of the site that was put away last
         self.swaps = 0
         one_heap()
 
@@ -36,22 +40,26 @@ class Residents:
             self._here.move_to_end(name)
             return self._here[name]
         while len(self._here) >= self.most:
-            self._put_away(*self._here.popitem(last=False))
-        node = self._make[name]()
+            self._put_away(next(iter(self._here)))
+        spare, self._spare = self._spare, None
         if name in self._away:
-            node.take_up()
-            self._away.remove(name)
+            kind, facts = self._away.pop(name)
+            node = self._make[name](spare[1] if spare is not None and spare[0] == kind else None)
+            node.go_on(checkpoint.fetched(node.folder / AWAY), facts)
         else:
-            node.forget_work()  # what an earlier run left on disk is not this run's
+            node = self._make[name](None)  # which draws its own weights
         self._here[name] = node
         return node
 
-    def _put_away(self, name: str, node: Node) -> None:
-        self._number += 1
+    def _put_away(self, name: str) -> None:
         self.swaps += 1
-        node.put_away(self._number)
+        node, kind = self._here[name], _kind(self._here[name])
+        arrays, facts = node.midway()
+        checkpoint.set_aside(node.folder / AWAY, arrays)  # where the disk is full, the site stays here
+        del self._here[name], arrays
+        self._away[name] = kind, facts
+        self._spare = None if kind is None else (kind, node.learner.model)
         node.close()
-        self._away.add(name)
         give_back()  # or what the C library keeps of each site adds up to more than the sites in memory
 
 
@@ -94,6 +102,17 @@ class Kept:
         self._nodes[_key(node.config, node.site, node.folder.name, node.folder.parent)] = (number, node)
         while len(self._nodes) > most:
             self._nodes.popitem(last=False)[1][1].close()
+
+
+def _kind(node: Node) -> str | None:
+    """Name the kind of a site's model; None where another site cannot take it over.
+
+    Frozen layers and adapters' bases are not in a site's state, and Opacus leaves its hooks in a model.
+    """
+    model = node.learner.model
+    if node.site.privacy is not None or node.task_is_secret or (model.partial and not isinstance(model, FrozenEncoder)):
+        return None
+    return f"{type(model).__name__} {node.site.model_settings(node.config.train)}"
 
 
 def _key(config: RunConfig, site: SiteConfig, run: str, folder: Path) -> tuple[str, ...]:

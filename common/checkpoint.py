@@ -66,6 +66,23 @@ def save(folder: Path, number: int, arrays: Nested, facts: Facts, keep: int = KE
     return target
 
 
+def set_aside(path: Path, arrays: Nested) -> None:
+    """Write arrays that this process alone will read again, and so without checksums and without syncing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=OWNER_FOLDER)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER), "wb") as file:
+            file.writelines(_packed(flat(arrays)))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise CheckpointError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def fetched(path: Path) -> dict[str, Any]:
+    """Return the arrays that were set aside, nested as given."""
+    return nested(safetensors.numpy.load_file(path))
+
+
 def sweep(folder: Path) -> None:
     """Remove drafts whose writer is gone: the system has released their locks."""
     for draft in folder.glob(".draft-*") if folder.is_dir() else ():

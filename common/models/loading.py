@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 LORA_FROM = 100_000_000  # parameters of a decoder-only model from which it trains adapters, if nobody says otherwise
 ENCODER_OF_TWO = ("t5", "mt5", "umt5")  # text-to-text models, of which a frozen encoder is one half
 WITH_POOLER = ("bert", "roberta", "xlm-roberta", "camembert")  # a layer that a frozen encoder has no use for
+TOKENIZERS = 8  # that a process keeps
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -35,7 +37,7 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
     devices = pick_devices(config.device)
     device = devices[0]
     source, changes, local = locate(config.name)
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     offline = {"local_files_only": local}
     names = {"id2label": dict(enumerate(task.labels)), "label2id": {n: i for i, n in enumerate(task.labels)}}
@@ -47,8 +49,7 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
             setattr(settings, key, value)
         if config.attention is not None:
             settings._attn_implementation = config.attention
-        tokenizer = try_loading(config.name, "tokenizer", AutoTokenizer.from_pretrained, source, **offline)
-        tokenizer.truncation_side = "right" if config.keep == "start" else "left"
+        tokenizer = _load_tokenizer(config, source, offline)
         auto = device.type == "cuda" and torch.cuda.is_bf16_supported()
         bf16 = config.precision == "bfloat16" or (config.precision == "auto" and auto)
         rest: Rest = (tokenizer, task, config.max_length, device, bf16)
@@ -75,6 +76,28 @@ def load_model(config: ModelConfig, task: Task, seed: int) -> TextModel:
                 model.lower = LowerLayers(model.net, lower, model.dtype, config.cache_mb)
     model.pretrained = comes_trained(config.name)
     return model
+
+
+_tokenizers: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # reading one takes as long as a small model
+
+
+def _load_tokenizer(config: ModelConfig, source: str, offline: dict[str, bool]) -> Any:
+    """Load a tokenizer, once a process where its folder has not changed."""
+    from transformers import AutoTokenizer
+
+    held = sorted(Path(source).iterdir()) if Path(source).is_dir() else []
+    states = [(path.name, stat.st_mtime_ns, stat.st_size) for path in held for stat in [path.stat()]]
+    key = (source, config.keep, *states)
+    if key not in _tokenizers:
+        loaded = try_loading(config.name, "tokenizer", AutoTokenizer.from_pretrained, source, **offline)
+        loaded.truncation_side = "right" if config.keep == "start" else "left"
+        if not held:  # a hub's name, whose files may change
+            return loaded
+        _tokenizers[key] = loaded
+        while len(_tokenizers) > TOKENIZERS:
+            _tokenizers.popitem(last=False)
+    _tokenizers.move_to_end(key)
+    return _tokenizers[key]
 
 
 def _load_net(config: ModelConfig, source: str, settings: Any, offline: dict[str, bool]) -> Any:
@@ -305,6 +328,7 @@ def check_tokenizer(name: str, tokenizer: Any, net: Any, max_length: int) -> Non
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if net.config.pad_token_id is None:
         net.config.pad_token_id = tokenizer.pad_token_id
     positions = getattr(net.config, "max_position_embeddings", None) or -1
     if net.config.model_type in ("roberta", "xlm-roberta", "camembert"):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedstill.common.data.splits import Text
 from fedstill.common.data.tasks import Task
 from fedstill.common.models.builtin import quiet
-from fedstill.common.models.tokens import Encoded, encode, onto
+from fedstill.common.models.tokens import Encoded, Remembered, onto
 from fedstill.common.states import State, differences, shapes_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ NO_EMBEDDINGS = (
     "this method feeds pseudo texts to the embeddings, and frozen layers are cached for real texts only; "
     "take freeze out"
 )
+
+
+_remembered = Remembered()
 
 
 class ModelError(ValueError):
@@ -109,7 +112,7 @@ class TextModel(nn.Module):
 
     def tokenize(self, texts: Sequence[Text]) -> Encoded:
         """Return the tokens that the model reads of each text."""
-        return encode(self.tokenizer, texts, self.max_length)
+        return _remembered.encode(self.tokenizer, texts, self.max_length)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return logits (texts x classes), in float32 or in the model's own float64."""

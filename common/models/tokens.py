@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -12,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedstill.common.data.splits import Text
+from fedstill.common.data.splits import Text, TextSet
 
 CHUNK = 1024
+REMEMBERED = 64 << 20  # bytes of tokens: sites of one process read the same public and test texts
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class Encoded:
         offset = (longest - lengths)[:, None] if self.left else np.zeros((len(rows), 1), np.int64)
         mask = (column >= offset) & (column < offset + lengths[:, None])
         return mask, (self.starts[rows][:, None] + column - offset)[mask]
+
+    def nbytes(self) -> int:
+        """Return what the tokens take in memory."""
+        return self.starts.nbytes + sum(values.nbytes for values in self.columns.values())
 
     def batch(self, rows: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
         """Return the rows as tensors, padded to the longest on the side that the model expects."""
@@ -98,3 +104,25 @@ def encode(tokenizer: Any, texts: Sequence[Text], max_length: int) -> Encoded:
         {name: padding[name] for name in names},
         tokenizer.padding_side == "left",
     )
+
+
+class Remembered:
+    """Sets of texts that were tokenized in this process, least recently used first, up to a number of bytes."""
+
+    def __init__(self, most: int = REMEMBERED) -> None:
+        self.most, self.held = most, 0
+        self._sets: OrderedDict[tuple[Any, ...], Encoded] = OrderedDict()
+
+    def encode(self, tokenizer: Any, texts: Sequence[Text], max_length: int) -> Encoded:
+        """As `encode`; the same texts for the same tokenizer are one object."""
+        place = (tokenizer, tokenizer.truncation_side, max_length, TextSet(tuple(texts)).fingerprint())
+        if place in self._sets:
+            self._sets.move_to_end(place)
+            return self._sets[place]
+        encoded = encode(tokenizer, texts, max_length)
+        if encoded.nbytes() <= self.most:
+            self._sets[place] = encoded
+            self.held += encoded.nbytes()
+        while self.held > self.most:
+            self.held -= self._sets.popitem(last=False)[1].nbytes()
+        return encoded

@@ -10,6 +10,7 @@ from fedstill.client.node import Node
 from fedstill.client.own_task import make_node
 from fedstill.client.residents import Residents, Swapped
 from fedstill.common.config import RunConfig, SiteConfig
+from fedstill.common.models.text_model import TextModel
 from fedstill.common.wire import Facts
 from fedstill.deploy.launch import Watch
 from fedstill.server.federation import Federation
@@ -43,14 +44,14 @@ def assemble(config: RunConfig, record: Record | Path, sites: Path | None = None
     make = {site.name: partial(_site, config, site, run or folder.name, states / site.name) for site in config.sites}
     most = config.simulation.resident
     if most is None or most >= len(make):
-        return InProcess(federation, [one() for one in make.values()])
+        return InProcess(federation, [one(None) for one in make.values()])
     residents = Residents(most, dict(make))
     return InProcess(federation, [], tuple(Swapped(name, residents) for name in make))
 
 
-def _site(config: RunConfig, site: SiteConfig, run: str, state_root: Path) -> Node:
+def _site(config: RunConfig, site: SiteConfig, run: str, state_root: Path, model: TextModel | None) -> Node:
     """Build a site whose answers stay in this process: its ledger needs no sync, which would cost more than a step."""
-    node = make_node(config, site, run, state_root)
+    node = make_node(config, site, run, state_root, model)
     node.ledger.synced = False
     return node
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fedstill.client import node
 from fedstill.client.residents import Kept
 from fedstill.common.config import RunConfig
 from fedstill.common.config.files import load_run
+from fedstill.common.models.loading import load_model
 from fedstill.common.wire import Ask
 from fedstill.deploy.launch.process import InProcess, assemble
 from fedstill.server.link import LocalLink
@@ -19,7 +21,7 @@ MANY = """
 rounds = 3
 data = { private = 96, public = 16, labelled = 8, test = 16 }
 train = { learning_rate = 1e-3, max_length = 8, batch_size = 8 }
-method = { name = "METHOD", local_epochs = 1, participation = 0.34 }
+method = { name = "METHOD", local_epochs = 1, participation = 0.34, schedule = "constant" }
 central = { model = "tiny-bert" }
 report = { alone = false, centralized = false, evaluate = "end" }
 sites = [{ name = "s", count = 6, model = "tiny-bert" }]
@@ -36,7 +38,13 @@ def central(run: InProcess) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("method", ["fedid", "fedmd", "fedavg"])
-def test_sites_that_are_swapped_end_in_the_same_weights(tmp_path: Path, method: str) -> None:
+def test_sites_that_are_swapped_end_in_the_same_weights(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(
+        node, "load_model", lambda config, *rest: loaded.append(config.name) or load_model(config, *rest)
+    )
     all_here, swapped = made(tmp_path / "a", method), made(tmp_path / "b", method, "simulation.resident=2")
     scores = [run.federation.run(run.link()) for run in (all_here, swapped)]
     assert central(all_here) == central(swapped)
@@ -44,6 +52,17 @@ def test_sites_that_are_swapped_end_in_the_same_weights(tmp_path: Path, method: 
     residents = swapped.swapped[0]._residents
     assert len(residents._here) == 2
     assert residents.swaps > 6
+    assert len(loaded) == 12  # each site's once in either run: the swapped ones take over each other's
+
+
+def test_sites_of_several_kinds_take_over_only_their_own(tmp_path: Path) -> None:
+    kinds = ["sites.s-2.model=tiny-roberta", "sites.s-3.lora.r=2", "sites.s-4.freeze=encoder", "sites.s-5.freeze=1"]
+    all_here, swapped = (made(tmp_path / name, "ds-fl", *kinds, *more) for name, more in
+                         (("a", []), ("b", ["simulation.resident=1"])))  # fmt: skip
+    scores = [run.federation.run(run.link()) for run in (all_here, swapped)]
+    assert central(all_here) == central(swapped)
+    for site in scores[0]["sites"]:
+        assert scores[0]["sites"][site]["after"] == scores[1]["sites"][site]["after"], site
 
 
 def test_a_round_saves_the_sites_that_it_asked_and_a_run_resumes_from_them(tmp_path: Path) -> None:
@@ -73,11 +92,11 @@ def test_a_kept_site_counts_only_while_its_state_is_the_newest(tmp_path: Path, s
     actors, train = (Kept(), Kept()), Ask("train.local", {}, {"epochs": 1, **place})
     weights = []
     for number, actor in enumerate([actors[0], actors[0], actors[1], actors[0]], 1):
-        node = actor.take(config, site, "run", tmp_path)
-        node.answer(train)
-        node.put_away(number)
-        actor.keep(node, number, 8)
-        weights.append(node.learner.weights())
+        taken = actor.take(config, site, "run", tmp_path)
+        taken.answer(train)
+        taken.put_away(number)
+        actor.keep(taken, number, 8)
+        weights.append(taken.learner.weights())
     assert [actor.loads for actor in actors] == [2, 1]  # the second message found it in memory, the fourth did not
     alone = Kept().take(config, site, "other", tmp_path)
     for number, expected in enumerate(weights):
