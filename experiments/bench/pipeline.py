@@ -1,8 +1,9 @@
-"""FedID one batch after another and overlapped (method.pipeline = 1): wall time by round trip, and accuracy.
+"""FedID and DS-FL plain and overlapped (method.pipeline = 1): wall time by round trip, and accuracy.
 
-Times: the server is a process pinned to one core, all sites are processes pinned to the other, tiny models; a relay on
-loopback delays every byte by half of the round trip in each direction. Only the interactive part of the round is timed,
-from the first Ask for predictions on. Plain and overlapped runs take turns.
+FedID's sites predict a batch while the central model learns the one before; DS-FL's central model begins with the
+first rows that all sites sent. Times: the server is a process pinned to one core, all sites are processes pinned to the
+other, tiny models; a relay on loopback delays every byte by half of the round trip in each direction. Timed is what
+follows local training, from the first Ask for predictions on. Plain and overlapped runs take turns.
 
 Accuracy: paired seeds on film reviews with heads on cached features (frozen small encoders), four sites, in one
 process; the difference is taken seed by seed. The figures go to experiments/bench/pipeline.json. `pipeline.py times 1`
@@ -12,6 +13,7 @@ measures times alone, in one turn.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -42,11 +44,16 @@ ROUND_TRIPS = (0.010, 0.050, 0.200)
 SITES = (2, 4)
 TURNS = 2
 SEEDS = range(1, 21)
+PREDICTING = ("query.logits", "query.predictions")
+METHODS = {  # what is timed: FedID's settings beside a whole-set method's
+    "fedid": "distill_epochs = 1, batch_size = 32",
+    "ds-fl": "distill_epochs = 3",
+}
 TIMED = """
 rounds = 1
 data = { private = 64, public = 640, labelled = 64, test = 32 }
 train = { max_length = 32, batch_size = 32, learning_rate = 1e-3 }
-method = { name = "fedid", local_epochs = 1, distill_epochs = 1, batch_size = 32 }
+method = { name = "METHOD", local_epochs = 1, SETTINGS }
 central = { model = "tiny-bert" }
 report = { alone = false, centralized = false }
 sites = [{ name = "site", count = COUNT, model = "tiny-bert" }]
@@ -55,7 +62,7 @@ LEARNED = """
 rounds = 3
 data = { private = 800, public = 480, labelled = 96, test = 1000, partition = "dirichlet", alpha = 1.0, test_seed = 0 }
 train = { max_length = 64, batch_size = 32, keep = "end" }
-method = { name = "fedid", local_epochs = 6, distill_epochs = 3 }
+method = { name = "METHOD", local_epochs = 6, distill_epochs = 3 }
 central = { model = "small-bert", freeze = "encoder", head = "mlp" }
 report = { alone = false, centralized = false, evaluate = "end" }
 sites = [
@@ -117,9 +124,9 @@ def pin(core: int) -> None:
 # --- times ---
 
 
-def timed(count: int, round_trip: float, pipeline: int, folder: Path) -> float:
-    """Seconds of the interactive part of one round."""
-    text = TIMED.replace("COUNT", str(count))
+def timed(method: str, count: int, round_trip: float, pipeline: int, folder: Path) -> float:
+    """Seconds of one round from the first Ask for predictions on."""
+    text = TIMED.replace("COUNT", str(count)).replace("METHOD", method).replace("SETTINGS", METHODS[method])
     config = load_run(text, [f"method.pipeline={pipeline}"])
     federation = Federation(config, folder / "run")
     exchange = Exchange("127.0.0.1:0", federation.admission(), most_sites=count)
@@ -139,7 +146,7 @@ def timed(count: int, round_trip: float, pipeline: int, folder: Path) -> float:
         link, began, deliver = ExchangeLink(exchange, [s.name for s in config.sites]), [0.0], exchange.deliver
 
         def watched(parts, deadline):  # type: ignore[no-untyped-def]
-            if not began[0] and any(ask.verb == "query.logits" for ask in parts.values()):
+            if not began[0] and any(ask.verb in PREDICTING for ask in parts.values()):
                 began[0] = time.perf_counter()
             return deliver(parts, deadline)
 
@@ -163,34 +170,33 @@ def timed(count: int, round_trip: float, pipeline: int, folder: Path) -> float:
             process.wait(30)
 
 
-def times(turns: int, keep: Callable[[list[dict[str, float]]], None]) -> None:
-    """Every number of sites and round trip; plain and overlapped in turns, medians. Each row is kept at once."""
-    rows: list[dict[str, float]] = []
-    for count in SITES:
-        for round_trip in ROUND_TRIPS:
-            taken: dict[int, list[float]] = {0: [], 1: []}
-            for _ in range(turns):
-                for pipeline in taken:
-                    with tempfile.TemporaryDirectory() as folder:
-                        taken[pipeline].append(timed(count, round_trip, pipeline, Path(folder)))
-            plain, overlapped = statistics.median(taken[0]), statistics.median(taken[1])
-            row = {"sites": count, "round_trip": round_trip, "plain": plain, "overlapped": overlapped,
-                   "ratio": plain / overlapped, "turns": turns, "load": os.getloadavg()[0]}  # fmt: skip
-            rows.append(row)
-            keep(rows)
-            print(f"{count} sites, {1000 * round_trip:.0f} ms: plain {plain:.2f} s, overlapped {overlapped:.2f} s, "
-                  f"{row['ratio']:.2f} x faster", flush=True)  # fmt: skip
+def times(turns: int, keep: Callable[[list[dict[str, object]]], None]) -> None:
+    """Every method, number of sites and round trip, plain and overlapped in turns; keep each row of medians at once."""
+    rows: list[dict[str, object]] = []
+    for method, count, round_trip in itertools.product(METHODS, SITES, ROUND_TRIPS):
+        taken: dict[int, list[float]] = {0: [], 1: []}
+        for _ in range(turns):
+            for pipeline in taken:
+                with tempfile.TemporaryDirectory() as folder:
+                    taken[pipeline].append(timed(method, count, round_trip, pipeline, Path(folder)))
+        plain, overlapped = statistics.median(taken[0]), statistics.median(taken[1])
+        row = {"method": method, "sites": count, "round_trip": round_trip, "plain": plain, "overlapped": overlapped,
+               "ratio": plain / overlapped, "turns": turns, "load": os.getloadavg()[0]}  # fmt: skip
+        rows.append(row)
+        keep(rows)
+        print(f"{method}, {count} sites, {1000 * round_trip:.0f} ms: plain {plain:.2f} s, "
+              f"overlapped {overlapped:.2f} s, {plain / overlapped:.2f} x faster", flush=True)  # fmt: skip
 
 
 # --- accuracy ---
 
 
-def accuracy() -> dict[str, object]:
+def accuracy(method: str) -> dict[str, object]:
     """Accuracy of the central model and mean of the sites, by seed, plain and overlapped."""
     found: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
     for seed in SEEDS:
         for pipeline, rows in found.items():
-            config = load_run(LEARNED, [f"seed={seed}", f"method.pipeline={pipeline}"])
+            config = load_run(LEARNED.replace("METHOD", method), [f"seed={seed}", f"method.pipeline={pipeline}"])
             with tempfile.TemporaryDirectory() as folder:
                 made = assemble(config, Path(folder) / "run", Path(folder) / "sites", "run")
                 summary = made.federation.run(made.link())
@@ -202,8 +208,8 @@ def accuracy() -> dict[str, object]:
         gaps = [b - a for a, b in zip(plain, late, strict=True)]
         error = statistics.stdev(gaps) / len(gaps) ** 0.5
         told[who] = {"plain": plain, "overlapped": late, "difference": statistics.mean(gaps), "standard_error": error}
-        print(f"{who}: plain {statistics.mean(plain):.4f}, overlapped {statistics.mean(late):.4f}, difference "
-              f"{100 * statistics.mean(gaps):+.2f} points, standard error {100 * error:.2f}", flush=True)  # fmt: skip
+        print(f"{method}, {who}: plain {statistics.mean(plain):.4f}, overlapped {statistics.mean(late):.4f}, points "
+              f"{100 * statistics.mean(gaps):+.2f}, standard error {100 * error:.2f}", flush=True)  # fmt: skip
     return told
 
 
@@ -222,7 +228,7 @@ def main() -> None:
     if "times" in parts:
         times(turns, partial(keep, "times"))
     if "accuracy" in parts:
-        keep("accuracy", accuracy())
+        keep("accuracy", {method: accuracy(method) for method in METHODS})
 
 
 if __name__ == "__main__":
