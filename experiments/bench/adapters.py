@@ -45,6 +45,7 @@ max_length = 32
 keep = "end"
 [method]
 local_epochs = 4
+schedule = "constant"
 [report]
 alone = false
 centralized = false

@@ -40,7 +40,7 @@ SPLITS: dict[str, dict[str, Any]] = {
     "classes": {"partition": "dirichlet-clients", "alpha": 1e-4, "learning_rate": 2e-4},
     "domains": {"partition": "domain", "alpha": 1.0, "learning_rate": 1e-3},
 }
-LOCAL = {"local_epochs": 1, "optimizer_state": "fresh", "participation": 1.0}
+LOCAL = {"local_epochs": 1, "optimizer_state": "fresh", "participation": 1.0, "schedule": "constant"}
 # The paper has 64 x 64 pseudo texts, 100 updates of them, Adafactor, and the balance trick; the rest is the paper's.
 DRS = {
     "name": "feddrs",
