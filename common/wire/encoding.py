@@ -54,7 +54,18 @@ def parse(text: bytes) -> Facts:
 def decode(head: Facts, body: memoryview) -> tuple[Arrays, Facts]:
     """Decode the arrays (views of `body`) and facts of a frame; refuse a head that does not match its body."""
     places, facts = describe(head, len(body))
-    return {name: _view(body, name, place) for name, place in places.items()}, facts
+    return views(body, places), facts
+
+
+def views(body: memoryview, places: dict[str, Place]) -> Arrays:
+    """Return the arrays that lie at these places of a body."""
+    arrays: Arrays = {}
+    for name, place in places.items():
+        try:
+            arrays[name] = place.made_of(np.frombuffer(body, place.dtype, place.count, place.start))
+        except (ValueError, OverflowError, MemoryError) as error:
+            raise WireError(f"array {name[:80]!r}: {str(error)[:500]}") from None
+    return arrays
 
 
 def describe(head: Facts, length: int) -> tuple[dict[str, Place], Facts]:
@@ -105,13 +116,6 @@ def _sides(shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _view(body: memoryview, name: str, place: Place) -> np.ndarray:
-    try:
-        return place.made_of(np.frombuffer(body, place.dtype, place.count, place.start))
-    except (ValueError, OverflowError, MemoryError) as error:
-        raise WireError(f"array {name[:80]!r}: {str(error)[:500]}") from None
-
-
 def size_of(arrays: State, facts: Facts) -> int:
     """Return the size in bytes of this content with its head as JSON: on a stream, heads are shorter."""
     head, buffers = encode(arrays, facts)
@@ -125,7 +129,7 @@ def to_text(head: Facts) -> bytes:
 
 def body_size(buffers: list[memoryview]) -> int:
     """Return the size in bytes of the arrays behind a head."""
-    return sum(len(buffer) for buffer in buffers)
+    return sum(map(len, buffers))
 
 
 def chunks(head: bytes, buffers: list[memoryview], size: int) -> Iterator[bytes]:

@@ -20,6 +20,7 @@ from fedstill.common.wire.encoding import (
     encode,
     parse,
     to_text,
+    views,
 )
 from fedstill.common.wire.errors import WireError
 from fedstill.common.wire.heads import (
@@ -27,6 +28,7 @@ from fedstill.common.wire.heads import (
     FORM_LIMIT,
     Forms,
     NoForm,
+    filled,
     outlined,
     read_varint,
     squeeze,
@@ -43,6 +45,7 @@ WINDOWS = 16 << 20  # of all streams of a server together; at a 100 ms round tri
 DOOR_LIMIT = 1 << 20  # head and body of a frame from a caller not yet identified
 PREFIX = 64  # most bytes before the head of a whole frame: magic, kind, number of the Ask, lengths of head and body
 MAGIC = b"FST2"
+FIRST_BRIEF = bytes([BRIEF])  # the lowest first byte of a frame that names its form
 TEACHES = 0x80  # added to the kind of a whole frame whose form is remembered
 
 HELLO, WELCOME, READY, ASK, REPLY, ERROR, CLOSE = range(1, 8)
@@ -111,9 +114,12 @@ def check_travels(frame: Frame, limit: int) -> None:
         raise WireError(f"arrays of {body:,} bytes, more than the {limit:,} allowed; raise exchange.max_frame_mb")
 
 
-def cut(frame: Frame, forms: Forms | None = None) -> Iterator[bytes]:
-    """Yield the messages of a frame, one at a time as gRPC's flow control takes them; `forms` are of the stream."""
-    return chunks(head_of(frame, forms), frame.packed[1], CHUNK)
+def cut(frame: Frame, forms: Forms | None = None) -> Iterable[bytes]:
+    """Return the messages of a frame, one at a time as gRPC's flow control takes them; `forms` are of the stream."""
+    head, buffers = head_of(frame, forms), frame.packed[1]
+    if body_size(buffers) <= CHUNK:
+        return (b"".join((head, *buffers)),)
+    return chunks(head, buffers, CHUNK)
 
 
 def head_of(frame: Frame, forms: Forms | None = None) -> bytes:
@@ -121,9 +127,9 @@ def head_of(frame: Frame, forms: Forms | None = None) -> bytes:
     kind, body = frame.kind, body_size(frame.packed[1])
     if forms is not None and kind in (ASK, REPLY) and body <= CHUNK and frame.outline is not None:
         outline, numbers = frame.outline
-        known = forms.find(kind, outline)
-        if known is not None:
-            return forms.write(known, numbers)
+        brief = forms.brief(kind, outline, numbers)
+        if brief is not None:
+            return brief
         if not forms.full() and len(frame.text) <= FORM_LIMIT:
             forms.teach(kind, outline, numbers, checked=kind == ASK)
             kind |= TEACHES
@@ -150,7 +156,7 @@ def join(
     for message in arriving:
         count(len(message))
         most = limit if isinstance(limit, int) else limit()
-        if message[:1] >= bytes([BRIEF]):
+        if message[:1] >= FIRST_BRIEF:
             yield _brief(message, forms, most)
             continue
         kind, number, begin, end, length = _prefix(message, most, head_limit)
@@ -170,10 +176,18 @@ def join(
 def _brief(message: bytes, forms: Forms, most: int) -> Frame:
     """Read a frame of a form that this stream has taught; it is one message."""
     view = memoryview(message)
-    kind, (number, facts), begin = forms.read(view)
-    if len(view) - begin > min(most, CHUNK):
-        raise WireError(f"a frame has {len(view) - begin:,} bytes, more than the {min(most, CHUNK):,} allowed here")
-    return Frame(kind, number, *decode(facts, view[begin:]))
+    form, numbers, begin = forms.read(view)
+    body = view[begin:]
+    if len(body) > most or len(body) > CHUNK:
+        raise WireError(f"a frame has {len(body):,} bytes, more than the {min(most, CHUNK):,} allowed here")
+    described = numbers[1 : form.facts_at]
+    if form.layout is not None and form.layout[0] == described and form.layout[1] == len(body):
+        places, facts = form.layout[2], filled(form.facts, iter(numbers[form.facts_at :]))
+    else:
+        places, facts = describe(filled(form.outline, iter(numbers))[1], len(body))
+        if form.facts_at:  # arrays of the same shapes need not be checked again
+            form.layout = described, len(body), places
+    return Frame(form.kind, numbers[0], views(body, places), facts)
 
 
 def _prefix(message: bytes, most: int, head_limit: int) -> tuple[int, int, int, int, int]:
@@ -202,7 +216,7 @@ def _learn(forms: Forms, kind: int, number: int, head: Facts, size: int) -> None
         outline, numbers = outlined([number, head])
     except NoForm:
         raise WireError("a frame teaches a form that no head can have") from None
-    if kind not in (ASK, REPLY) or forms.full() or size > FORM_LIMIT or forms.find(kind, outline) is not None:
+    if kind not in (ASK, REPLY) or forms.full() or size > FORM_LIMIT or forms.knows(kind, outline):
         raise WireError("a frame teaches a form that is too large, known already, or one too many")
     forms.teach(kind, outline, numbers, checked=kind == ASK)
 
