@@ -5,15 +5,13 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fedstill.common.states import State
 from fedstill.common.wire.encoding import (
     HEAD_LIMIT,
     Facts,
     Packed,
-    body_size,
     chunks,
     decode,
     describe,
@@ -51,6 +49,20 @@ TEACHES = 0x80  # added to the kind of a whole frame whose form is remembered
 HELLO, WELCOME, READY, ASK, REPLY, ERROR, CLOSE = range(1, 8)
 
 
+Value = TypeVar("Value")
+
+
+class Once(Generic[Value]):
+    """A property computed on first access; unlike functools.cached_property before Python 3.12, without a lock."""
+
+    def __init__(self, make: Callable[[Any], Value]) -> None:
+        self._make, self.__doc__ = make, make.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Value:
+        value = instance.__dict__[self._make.__name__] = self._make(instance)
+        return value
+
+
 @dataclass(frozen=True)
 class Frame:
     """One message on the stream."""
@@ -60,12 +72,17 @@ class Frame:
     arrays: State = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
 
-    @cached_property
+    @Once
     def packed(self) -> Packed:
         """The encoded content, computed once however often it is measured and sent."""
         return encode(self.arrays, self.facts)
 
-    @cached_property
+    @Once
+    def size(self) -> int:
+        """The size in bytes of the arrays."""
+        return sum(map(len, self.packed[1]))
+
+    @Once
     def outline(self) -> tuple[Any, list[Any]] | None:
         """The number and the head as a form and its numbers; None if they are none."""
         try:
@@ -73,7 +90,7 @@ class Frame:
         except NoForm:
             return None
 
-    @cached_property
+    @Once
     def text(self) -> bytes:
         """The head as JSON, computed once however many sites get it."""
         return to_text(self.packed[0])
@@ -105,26 +122,25 @@ def grpc_options(keep_alive: float, streams: int = 1) -> list[tuple[str, int]]:
 
 def check_travels(frame: Frame, limit: int) -> None:
     """Refuse a frame that cannot be sent before it is queued: failing while sending would break the connection."""
-    body = body_size(frame.packed[1])
     if frame.outline is None and len(frame.text) > HEAD_LIMIT:  # what has an outline is short
         raise WireError(
             f"settings or metrics of {len(frame.text):,} bytes, more than {HEAD_LIMIT:,}: send them as an array"
         )
-    if body > limit:
-        raise WireError(f"arrays of {body:,} bytes, more than the {limit:,} allowed; raise exchange.max_frame_mb")
+    if frame.size > limit:
+        raise WireError(f"arrays of {frame.size:,} bytes, more than the {limit:,} allowed; raise exchange.max_frame_mb")
 
 
 def cut(frame: Frame, forms: Forms | None = None) -> Iterable[bytes]:
     """Return the messages of a frame, one at a time as gRPC's flow control takes them; `forms` are of the stream."""
     head, buffers = head_of(frame, forms), frame.packed[1]
-    if body_size(buffers) <= CHUNK:
+    if frame.size <= CHUNK:
         return (b"".join((head, *buffers)),)
     return chunks(head, buffers, CHUNK)
 
 
 def head_of(frame: Frame, forms: Forms | None = None) -> bytes:
     """Return what comes before the body: the name of a form and new numbers, or a whole head, which may teach one."""
-    kind, body = frame.kind, body_size(frame.packed[1])
+    kind, body = frame.kind, frame.size
     if forms is not None and kind in (ASK, REPLY) and body <= CHUNK and frame.outline is not None:
         outline, numbers = frame.outline
         brief = forms.brief(kind, outline, numbers)

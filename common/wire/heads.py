@@ -25,6 +25,7 @@ CHECKED = 2  # bytes of a checksum, in forms that have one
 _WHOLE, _FRACTION = 0, 1  # where a form has a number
 _TABLE, _LIST, _CONSTANT = 2, 3, 4
 _WIDTHS = {2: struct.Struct("<e"), 4: struct.Struct("<f"), 8: struct.Struct("<d")}
+_OUT_OF_STEP = "the head of a frame is not what was sent: both ends of the stream are out of step"
 _LARGEST = 1 << 62  # beyond it, two numbers may differ by more than 64 bits hold
 
 # What heads mostly consist of, so that even a whole one is short. Both ends must have the same text.
@@ -93,7 +94,8 @@ class Form:
         at += CHECKED if self.checked else 0
         if self.whole and not odd:
             self.last = list(map(add, self.last, self.step))
-            self._check(data, begin)
+            if self.checked and data[begin:at] != self._checksum():
+                raise WireError(_OUT_OF_STEP)
             if max(self.last, default=0) >= _LARGEST or min(self.last, default=0) <= -_LARGEST:
                 raise WireError("a number in the head of a frame is too large")
             return list(self.last), at
@@ -119,7 +121,8 @@ class Form:
                 later.append(place)
         for place in later:
             self.last[place], at = self._fraction(data, at, place)
-        self._check(data, begin)
+        if self.checked and _taken(data, begin, CHECKED) != self._checksum():
+            raise WireError(_OUT_OF_STEP)
         return list(self.last), at
 
     def _fraction(self, data: memoryview, at: int, place: int) -> tuple[float, int]:
@@ -128,10 +131,6 @@ class Form:
             raise WireError(f"a number of {width} bytes in the head of a frame")
         number: float = _WIDTHS[width].unpack(_taken(data, at, width))[0]
         return number, at + width
-
-    def _check(self, data: memoryview, at: int) -> None:
-        if self.checked and _taken(data, at, CHECKED) != self._checksum():
-            raise WireError("the head of a frame is not what was sent: both ends of the stream are out of step")
 
     def _checksum(self) -> bytes:
         return (zlib.crc32(repr(self.last).encode()) & 0xFFFF).to_bytes(CHECKED, "little")
