@@ -18,7 +18,6 @@ import grpc
 
 from fedstill.common.memory import give_back, one_heap
 from fedstill.common.readable import plain
-from fedstill.common.states import LazyState
 from fedstill.common.wire import Ask, Facts, Failure, Reply, WireError
 from fedstill.common.wire.frames import (
     ASK,
@@ -458,7 +457,7 @@ class Exchange:
             seat, frame = arrived
             if frame.number == number and waiting.get(seat.name) is seat:
                 del waiting[seat.name]
-                if isinstance(frame.arrays, LazyState):
+                if not isinstance(frame.arrays, dict):  # on disk
                     give_back()  # memory that its messages took on their way to disk
                 yield _outcome(seat.name, frame, parts[seat.name])
 

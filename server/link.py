@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 from fedstill.common.config import LONGEST_NAME, RunConfig
 from fedstill.common.readable import plain, sentence
 from fedstill.common.wire import Ask, Facts, Failure, Reply, from_records, size_of, to_records
-from fedstill.common.wire.encoding import body_size
 from fedstill.common.wire.frames import ASK, REPLY, Frame, head_of
 from fedstill.common.wire.heads import Forms
 from fedstill.common.wire.messages import without_items
@@ -95,7 +94,7 @@ class LocalLink(Link):
     def _count(self, name: str, frame: Frame) -> None:
         """Count the bytes that a frame would have on a stream."""
         way = 1 if frame.kind == ASK else 0
-        self._bytes[name][way] += len(head_of(frame, self._forms[name][way])) + body_size(frame.packed[1])
+        self._bytes[name][way] += len(head_of(frame, self._forms[name][way])) + frame.size
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         return {name: (up, down) for name, (up, down) in self._bytes.items()}

@@ -77,6 +77,7 @@ def _spread(name: str, value: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 Recipe = tuple[str | int, ...]  # how to rebuild the numbers from what travels; empty: they travel as they are
 MOST = 1 << 24  # numbers that a range may stand for
+_LONG = np.dtype(np.int64)
 _EXACT = 1 << 53  # integers that JSON represents exactly
 
 
@@ -86,7 +87,7 @@ def shorten(value: np.ndarray) -> tuple[np.ndarray, Recipe]:
     Evenly spaced numbers, such as the rows of a batch, become three numbers in the recipe; an increasing choice among
     few, such as drawn rows, becomes one bit each; others use four bytes where they fit.
     """
-    if value.dtype != np.int64 or not value.size:
+    if value.dtype != _LONG or not value.size:
         return value, ()
     if value.ndim == 1 and 2 <= value.size <= MOST and abs(int(value[0])) < _EXACT > abs(int(value[-1])):
         start, step = int(value[0]), int(value[1]) - int(value[0])

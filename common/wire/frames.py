@@ -5,21 +5,20 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fedstill.common.states import State
 from fedstill.common.wire.encoding import (
     HEAD_LIMIT,
     Facts,
     Packed,
-    body_size,
     chunks,
     decode,
     describe,
     encode,
     parse,
     to_text,
+    views,
 )
 from fedstill.common.wire.errors import WireError
 from fedstill.common.wire.heads import (
@@ -27,6 +26,7 @@ from fedstill.common.wire.heads import (
     FORM_LIMIT,
     Forms,
     NoForm,
+    filled,
     outlined,
     read_varint,
     squeeze,
@@ -43,9 +43,24 @@ WINDOWS = 16 << 20  # of all streams of a server together; at a 100 ms round tri
 DOOR_LIMIT = 1 << 20  # head and body of a frame from a caller not yet identified
 PREFIX = 64  # most bytes before the head of a whole frame: magic, kind, number of the Ask, lengths of head and body
 MAGIC = b"FST2"
+FIRST_BRIEF = bytes([BRIEF])  # the lowest first byte of a frame that names its form
 TEACHES = 0x80  # added to the kind of a whole frame whose form is remembered
 
 HELLO, WELCOME, READY, ASK, REPLY, ERROR, CLOSE = range(1, 8)
+
+
+Value = TypeVar("Value")
+
+
+class Once(Generic[Value]):
+    """A property computed on first access; unlike functools.cached_property before Python 3.12, without a lock."""
+
+    def __init__(self, make: Callable[[Any], Value]) -> None:
+        self._make, self.__doc__ = make, make.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Value:
+        value = instance.__dict__[self._make.__name__] = self._make(instance)
+        return value
 
 
 @dataclass(frozen=True)
@@ -57,12 +72,17 @@ class Frame:
     arrays: State = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
 
-    @cached_property
+    @Once
     def packed(self) -> Packed:
         """The encoded content, computed once however often it is measured and sent."""
         return encode(self.arrays, self.facts)
 
-    @cached_property
+    @Once
+    def size(self) -> int:
+        """The size in bytes of the arrays."""
+        return sum(map(len, self.packed[1]))
+
+    @Once
     def outline(self) -> tuple[Any, list[Any]] | None:
         """The number and the head as a form and its numbers; None if they are none."""
         try:
@@ -70,7 +90,7 @@ class Frame:
         except NoForm:
             return None
 
-    @cached_property
+    @Once
     def text(self) -> bytes:
         """The head as JSON, computed once however many sites get it."""
         return to_text(self.packed[0])
@@ -102,28 +122,30 @@ def grpc_options(keep_alive: float, streams: int = 1) -> list[tuple[str, int]]:
 
 def check_travels(frame: Frame, limit: int) -> None:
     """Refuse a frame that cannot be sent before it is queued: failing while sending would break the connection."""
-    body = body_size(frame.packed[1])
     if frame.outline is None and len(frame.text) > HEAD_LIMIT:  # what has an outline is short
         raise WireError(
             f"settings or metrics of {len(frame.text):,} bytes, more than {HEAD_LIMIT:,}: send them as an array"
         )
-    if body > limit:
-        raise WireError(f"arrays of {body:,} bytes, more than the {limit:,} allowed; raise exchange.max_frame_mb")
+    if frame.size > limit:
+        raise WireError(f"arrays of {frame.size:,} bytes, more than the {limit:,} allowed; raise exchange.max_frame_mb")
 
 
-def cut(frame: Frame, forms: Forms | None = None) -> Iterator[bytes]:
-    """Yield the messages of a frame, one at a time as gRPC's flow control takes them; `forms` are of the stream."""
-    return chunks(head_of(frame, forms), frame.packed[1], CHUNK)
+def cut(frame: Frame, forms: Forms | None = None) -> Iterable[bytes]:
+    """Return the messages of a frame, one at a time as gRPC's flow control takes them; `forms` are of the stream."""
+    head, buffers = head_of(frame, forms), frame.packed[1]
+    if frame.size <= CHUNK:
+        return (b"".join((head, *buffers)),)
+    return chunks(head, buffers, CHUNK)
 
 
 def head_of(frame: Frame, forms: Forms | None = None) -> bytes:
     """Return what comes before the body: the name of a form and new numbers, or a whole head, which may teach one."""
-    kind, body = frame.kind, body_size(frame.packed[1])
+    kind, body = frame.kind, frame.size
     if forms is not None and kind in (ASK, REPLY) and body <= CHUNK and frame.outline is not None:
         outline, numbers = frame.outline
-        known = forms.find(kind, outline)
-        if known is not None:
-            return forms.write(known, numbers)
+        brief = forms.brief(kind, outline, numbers)
+        if brief is not None:
+            return brief
         if not forms.full() and len(frame.text) <= FORM_LIMIT:
             forms.teach(kind, outline, numbers, checked=kind == ASK)
             kind |= TEACHES
@@ -150,7 +172,7 @@ def join(
     for message in arriving:
         count(len(message))
         most = limit if isinstance(limit, int) else limit()
-        if message[:1] >= bytes([BRIEF]):
+        if message[:1] >= FIRST_BRIEF:
             yield _brief(message, forms, most)
             continue
         kind, number, begin, end, length = _prefix(message, most, head_limit)
@@ -170,10 +192,18 @@ def join(
 def _brief(message: bytes, forms: Forms, most: int) -> Frame:
     """Read a frame of a form that this stream has taught; it is one message."""
     view = memoryview(message)
-    kind, (number, facts), begin = forms.read(view)
-    if len(view) - begin > min(most, CHUNK):
-        raise WireError(f"a frame has {len(view) - begin:,} bytes, more than the {min(most, CHUNK):,} allowed here")
-    return Frame(kind, number, *decode(facts, view[begin:]))
+    form, numbers, begin = forms.read(view)
+    body = view[begin:]
+    if len(body) > most or len(body) > CHUNK:
+        raise WireError(f"a frame has {len(body):,} bytes, more than the {min(most, CHUNK):,} allowed here")
+    described = numbers[1 : form.facts_at]
+    if form.layout is not None and form.layout[0] == described and form.layout[1] == len(body):
+        places, facts = form.layout[2], filled(form.facts, iter(numbers[form.facts_at :]))
+    else:
+        places, facts = describe(filled(form.outline, iter(numbers))[1], len(body))
+        if form.facts_at:  # arrays of the same shapes need not be checked again
+            form.layout = described, len(body), places
+    return Frame(form.kind, numbers[0], views(body, places), facts)
 
 
 def _prefix(message: bytes, most: int, head_limit: int) -> tuple[int, int, int, int, int]:
@@ -202,7 +232,7 @@ def _learn(forms: Forms, kind: int, number: int, head: Facts, size: int) -> None
         outline, numbers = outlined([number, head])
     except NoForm:
         raise WireError("a frame teaches a form that no head can have") from None
-    if kind not in (ASK, REPLY) or forms.full() or size > FORM_LIMIT or forms.find(kind, outline) is not None:
+    if kind not in (ASK, REPLY) or forms.full() or size > FORM_LIMIT or forms.knows(kind, outline):
         raise WireError("a frame teaches a form that is too large, known already, or one too many")
     forms.teach(kind, outline, numbers, checked=kind == ASK)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from operator import add
 from typing import Any
 
 from fedstill.common.wire.errors import WireError
@@ -24,6 +25,7 @@ CHECKED = 2  # bytes of a checksum, in forms that have one
 _WHOLE, _FRACTION = 0, 1  # where a form has a number
 _TABLE, _LIST, _CONSTANT = 2, 3, 4
 _WIDTHS = {2: struct.Struct("<e"), 4: struct.Struct("<f"), 8: struct.Struct("<d")}
+_OUT_OF_STEP = "the head of a frame is not what was sent: both ends of the stream are out of step"
 _LARGEST = 1 << 62  # beyond it, two numbers may differ by more than 64 bits hold
 
 # What heads mostly consist of, so that even a whole one is short. Both ends must have the same text.
@@ -43,12 +45,18 @@ class NoForm(Exception):
     """A head that teaches no form: too large, or of values that are not plain JSON."""
 
 
+Layout = tuple[list[Any], int, Any]  # the numbers of a frame's arrays, the length of its body, and where they lie
+
+
 class Form:
     """One form of heads on a stream, and what its next one probably holds."""
 
     def __init__(self, kind: int, outline: Any, numbers: list[Any], checked: bool) -> None:
         self.kind, self.outline, self.checked = kind, outline, checked
+        self.facts, self.facts_at = _behind_arrays(outline)
+        self.layout: Layout | None = None
         self.fractions = [type(number) is float for number in numbers]
+        self.whole = not any(self.fractions)
         self.last = list(numbers)
         self.step = [0] * len(numbers)  # of whole numbers, from the last but one to the last
         self.width = [0] * len(numbers)  # bytes in which a fraction is sent every time; 0: it has not changed yet
@@ -56,6 +64,9 @@ class Form:
 
     def write(self, numbers: list[Any]) -> tuple[bool, bytes]:
         """Return whether some number is marked and the bytes of these numbers, and remember them."""
+        if self.whole and numbers == (foretold := list(map(add, self.last, self.step))):
+            self.last = foretold
+            return False, self._checksum() if self.checked else b""
         marks, odd, even = 0, b"", b""
         for place, number in enumerate(numbers):
             if not self.fractions[place]:
@@ -81,6 +92,13 @@ class Form:
         """Return the numbers that `write` wrote from `at` on, and where they end."""
         begin, marks = at, 0
         at += CHECKED if self.checked else 0
+        if self.whole and not odd:
+            self.last = list(map(add, self.last, self.step))
+            if self.checked and data[begin:at] != self._checksum():
+                raise WireError(_OUT_OF_STEP)
+            if max(self.last, default=0) >= _LARGEST or min(self.last, default=0) <= -_LARGEST:
+                raise WireError("a number in the head of a frame is too large")
+            return list(self.last), at
         if odd:
             marks, at = int.from_bytes(_taken(data, at, self.marks), "little"), at + self.marks
             if not marks or marks >> len(self.last):
@@ -104,7 +122,7 @@ class Form:
         for place in later:
             self.last[place], at = self._fraction(data, at, place)
         if self.checked and _taken(data, begin, CHECKED) != self._checksum():
-            raise WireError("the head of a frame is not what was sent: both ends of the stream are out of step")
+            raise WireError(_OUT_OF_STEP)
         return list(self.last), at
 
     def _fraction(self, data: memoryview, at: int, place: int) -> tuple[float, int]:
@@ -129,28 +147,31 @@ class Forms:
         """Return whether no more forms are remembered."""
         return len(self._known) >= FORMS
 
-    def find(self, kind: int, outline: Any) -> int | None:
-        """Return the number of a form, or None."""
-        return self._by_outline.get((kind, outline))
+    def knows(self, kind: int, outline: Any) -> bool:
+        """Return whether a form is known."""
+        return (kind, outline) in self._by_outline
 
     def teach(self, kind: int, outline: Any, numbers: list[Any], checked: bool) -> None:
         """Remember the form of a head that travels whole."""
         self._by_outline[kind, outline] = len(self._known)
         self._known.append(Form(kind, outline, numbers, checked))
 
-    def write(self, number: int, numbers: list[Any]) -> bytes:
-        """Return the head of a frame of a known form."""
+    def brief(self, kind: int, outline: Any, numbers: list[Any]) -> bytes | None:
+        """Return the head of a frame whose form is known; None if it is not."""
+        number = self._by_outline.get((kind, outline))
+        if number is None:
+            return None
         odd, written = self._known[number].write(numbers)
         return bytes([BRIEF | (ODD if odd else 0) | number]) + written
 
-    def read(self, message: memoryview) -> tuple[int, Any, int]:
-        """Return the kind of a brief frame, what it says, and where its body begins."""
+    def read(self, message: memoryview) -> tuple[Form, list[Any], int]:
+        """Return the form of a brief frame, its numbers, and where its body begins."""
         number, odd = message[0] & (ODD - 1), bool(message[0] & ODD)
         if number >= len(self._known):
             raise WireError(f"a frame has form {number}, and this stream has {len(self._known)}")
         form = self._known[number]
         numbers, at = form.read(message, 1, odd)
-        return form.kind, filled(form.outline, iter(numbers)), at
+        return form, numbers, at
 
 
 def outlined(head: Any) -> tuple[Any, list[Any]]:
@@ -173,14 +194,33 @@ def _outline(value: Any, numbers: list[Any]) -> Any:
     if kind is list or kind is tuple:
         if len(value) + len(numbers) > SLOTS:
             raise NoForm
-        return (_LIST, *[_outline(item, numbers) for item in value])
+        parts: list[Any] = [_LIST]
+        for item in value:
+            leaf = type(item)  # told apart in place, as in `filled`
+            if leaf is str and len(item) <= FORM_LIMIT:
+                parts.append(item)
+            elif leaf is int and -_LARGEST < item < _LARGEST:
+                numbers.append(item)
+                parts.append(_WHOLE)
+            else:
+                parts.append(_outline(item, numbers))
+        return tuple(parts)
     if kind is dict:
         if len(value) + len(numbers) > SLOTS:
             raise NoForm
-        for key in value:
+        parts = [_TABLE]
+        for key, item in value.items():
             if type(key) is not str or len(key) > FORM_LIMIT:
                 raise NoForm
-        return (_TABLE, *[(key, _outline(item, numbers)) for key, item in value.items()])
+            leaf = type(item)
+            if leaf is str and len(item) <= FORM_LIMIT:
+                parts.append((key, item))
+            elif leaf is int and -_LARGEST < item < _LARGEST:
+                numbers.append(item)
+                parts.append((key, _WHOLE))
+            else:
+                parts.append((key, _outline(item, numbers)))
+        return tuple(parts)
     if isinstance(value, float):
         numbers.append(float(value))
         return _FRACTION
@@ -198,16 +238,36 @@ def filled(outline: Any, numbers: Any) -> Any:
     if shape is str:
         return outline
     if outline[0] == _TABLE:
-        return {
-            key: next(numbers) if (leaf := type(part)) is int else part if leaf is str else filled(part, numbers)
-            for key, part in outline[1:]
-        }
+        table = {}
+        for key, part in outline[1:]:
+            leaf = type(part)
+            table[key] = next(numbers) if leaf is int else part if leaf is str else filled(part, numbers)
+        return table
     if outline[0] == _CONSTANT:
         return outline[1]
-    return [
-        next(numbers) if (leaf := type(part)) is int else part if leaf is str else filled(part, numbers)
-        for part in outline[1:]
-    ]
+    items = []
+    for part in outline[1:]:
+        leaf = type(part)
+        items.append(next(numbers) if leaf is int else part if leaf is str else filled(part, numbers))
+    return items
+
+
+def _behind_arrays(outline: Any) -> tuple[Any, int]:
+    """Return the outline of what is behind the arrays in [number, head], and which number is its first; 0 if the
+    arrays are not what the head begins with."""
+    head: tuple[Any, ...] = outline[2]
+    if len(head) < 2 or head[1][0] != "arrays":
+        return None, 0
+    return (_TABLE, *head[2:]), 1 + _places(head[1][1])
+
+
+def _places(outline: Any) -> int:
+    """Return how many numbers an outline has places for."""
+    if type(outline) is int:
+        return 1
+    if type(outline) is str or outline[0] == _CONSTANT:
+        return 0
+    return sum(_places(part[1] if outline[0] == _TABLE else part) for part in outline[1:])
 
 
 def squeeze(text: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,25 @@ def test_the_head_of_a_batch_takes_three_bytes_once_its_form_is_known() -> None:
     assert sizes[0] > 15
     assert sizes[1] < 10  # the numbers that change are marked
     assert sizes[2:] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("change", [lambda message: message[:-4], lambda message: message + bytes(4)])
+def test_shapes_that_were_checked_stand_only_for_bodies_of_their_length(change: Callable[[bytes], bytes]) -> None:
+    messages = sent([batch(n) for n in range(5)])
+    found = join([*messages[:4], change(messages[4])], 1 << 30, lambda size: None)
+    assert [next(found).number for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(WireError, match="array"):
+        next(found)
+
+
+def test_frames_of_one_form_share_nothing_that_can_be_changed() -> None:
+    shapes = [(4, 2), (4, 2), (4, 2), (2, 4), (2, 4), (8,), (4, 2)]
+    frames = [Frame(ASK, n, {"x": np.full(s, n, np.float32)}, {"settings": {"k": [7]}}) for n, s in enumerate(shapes)]
+    for n, frame in enumerate(join(sent(frames), 1 << 30, lambda size: None)):
+        assert frame.facts == {"settings": {"k": [7]}}
+        assert frame.arrays["x"].tolist() == frames[n].arrays["x"].tolist()
+        assert not frame.arrays["x"].flags.writeable
+        frame.facts["settings"]["k"].append(8)
 
 
 def test_rows_that_count_on_take_no_bytes_in_an_ask() -> None:
