@@ -5,12 +5,14 @@
 Three sites and a central model of one family, 200 labels a site and 400 test texts (500 and 1,000 for five classes),
 one round of six local epochs, texts of 32 tokens; no rate, no schedule, nothing is set but sizes. A run is at chance if
 its central model's accuracy is within two standard errors of what the commonest class would get. Texts come from
-../shared/data, or from FEDSTILL_DATA. Resumes; writes experiments/bench/defaults.json.
+../shared/data, or from FEDSTILL_DATA. The three methods of a task and family share the sites' local training. Resumes;
+writes experiments/bench/defaults.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -27,6 +29,7 @@ import torch
 
 from fedstill.common.config import RunConfig
 from fedstill.deploy.launch.process import assemble
+from fedstill.experiments.compare.shared_training import reuse_first_training
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 RESULTS = Path(__file__).resolve().parent / "defaults.json"
@@ -72,12 +75,12 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("FEDSTILL_DATA", str(DATA))
     done: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for task in options.tasks:
-        for method in METHODS:
-            for family in options.families:
+    for task, family in itertools.product(options.tasks, options.families):
+        with tempfile.TemporaryDirectory() as trained:
+            for method in METHODS:
                 key = f"{task}/{method}/{family}/{options.seed}"
                 if key not in done:
-                    done[key] = one(settings(family, task, method, options.seed))
+                    done[key] = one(settings(family, task, method, options.seed), Path(trained))
                     RESULTS.write_text(json.dumps(done, indent=1) + "\n")
                 found = done[key]
                 print(
@@ -88,10 +91,12 @@ def main() -> None:
     print(f"{sum(not run['learned'] for run in done.values())} of {len(done)} runs are at chance")
 
 
-def one(config: RunConfig) -> dict[str, Any]:
-    """Run, and say what was reached."""
+def one(config: RunConfig, trained: Path) -> dict[str, Any]:
+    """Run, and say what was reached; local training is kept in `trained`."""
     with tempfile.TemporaryDirectory() as scratch:
         made = assemble(config, Path(scratch) / "run")
+        for node in made.nodes:
+            reuse_first_training(node, trained)
         summary = made.run()
         labels = np.asarray(made.federation.central.texts.test.labels)
         shutil.rmtree(scratch, ignore_errors=True)
