@@ -50,8 +50,10 @@ def set_aside(folder: Path, number: int, state: Nested) -> tuple[OnDisk, dict[st
     rest = {name: part for name, part in state.items() if name != "optimizer"}
     tables = {}
     for place, (name, part) in enumerate(optimizers.items()):
-        if part:  # one that has no state yet is made anew
-            tables[name] = part if isinstance(part, OnDisk) else _written(folder / f"{number}-{place}", part)
+        if isinstance(part, OnDisk):
+            tables[name] = part
+        elif part:  # one that has no state yet is made anew
+            tables[name] = _written(folder / f"{number}-{place}", part)
     main = _written(folder / f"{number}-rest", rest)
     present = {main.path, *(table.path for table in tables.values())}
     for path in folder.iterdir():

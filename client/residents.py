@@ -54,9 +54,10 @@ class Residents:
             self._put_away(next(iter(self._here)))
         spare, self._spare = self._spare, None
         if name in self._away:
-            away = self._away.pop(name)
+            away = self._away[name]
             node = self._make[name](spare[1] if spare is not None and spare[0] == away.kind else None)
             node.go_on(fetched(*away.state), away.facts)
+            del self._away[name]  # not before: a site that cannot be read must not begin anew
         else:
             node = self._make[name](None)  # which draws its own weights
         self._here[name] = node
@@ -75,7 +76,8 @@ class Residents:
         self._away[name] = Away(kind, state, facts)
         self._spare = None if kind is None else (kind, node.learner.model)
         node.close()
-        give_back()  # or what the C library keeps of each site adds up to more than the sites in memory
+        if self.swaps % self.most == 0:  # every time costs a fifth of a swap
+            give_back()  # or what the C library keeps of each site adds up to more than the sites in memory
 
 
 class Swapped:

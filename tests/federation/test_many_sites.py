@@ -96,6 +96,17 @@ def test_sites_in_memory_are_asked_before_others_take_their_places(tmp_path: Pat
     assert run.swapped[0]._residents.swaps - before == 3 * 4  # of six; asked in their order, each would be swapped
 
 
+def test_a_site_whose_state_cannot_be_read_does_not_begin_anew(tmp_path: Path) -> None:
+    run = made(tmp_path, "ds-fl", "simulation.resident=2")
+    run.link()
+    for path in (tmp_path / "sites/s-1/run/away").iterdir():
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            run.swapped[0].greeting()
+    assert run.swapped[1].greeting()["name"] == "s-2"
+
+
 def test_a_round_saves_the_sites_that_it_asked_and_a_run_resumes_from_them(tmp_path: Path) -> None:
     whole, first = made(tmp_path / "whole", "fedid"), made(tmp_path / "cut", "fedid", "rounds=2")
     whole.federation.run(whole.link())
