@@ -166,10 +166,10 @@ class Node:
         checkpoint.save(self.folder / "work", number, *self.midway(), keep=2)
 
     def midway(self) -> tuple[Nested, Facts]:
-        """Return what it takes to go on between two Asks: arrays and facts."""
+        """Return what it takes to go on between two Asks: arrays, which may be views of the model, and facts."""
         facts = {"pending": [[*one.place, one.dropout] for one in self.pending], "trained": self.trained_by}
         rows = {f"pending.{place}": one.rows for place, one in enumerate(self.pending)}
-        return {**self.state(), **rows}, facts
+        return {**self.state(copy=False), **rows}, facts
 
     def close(self) -> None:
         """Free the model and the texts now; Python would wait for its collector, since the site's parts know it."""
@@ -203,9 +203,9 @@ class Node:
         """Draw noise that the server cannot: it knows the run's seed."""
         return standard_normal(shape)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, copy: bool = True) -> dict[str, Any]:
         """Return what a checkpoint holds: the model, its optimizers, and what verbs keep in `kept`."""
-        return {**self.learner.state(), "kept": self.kept}
+        return {**self.learner.state(copy), "kept": self.kept}
 
     @property
     def trained_by(self) -> str:

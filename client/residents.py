@@ -8,9 +8,11 @@ state on disk under its own number, and a copy in memory counts only while that 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from fedstill.client.aside import OnDisk, fetched, set_aside
 from fedstill.client.node import Node
 from fedstill.client.own_task import make_node
 from fedstill.common import checkpoint
@@ -20,7 +22,16 @@ from fedstill.common.models.frozen import FrozenEncoder
 from fedstill.common.models.text_model import TextModel
 from fedstill.common.wire import Ask, Facts, Reply
 
-AWAY = "away.safetensors"
+AWAY = "away"  # the folder of a site's state on disk
+
+
+@dataclass(frozen=True)
+class Away:
+    """A site on disk."""
+
+    kind: str | None  # of its model, if others can use it
+    state: tuple[OnDisk, dict[str, OnDisk]]
+    facts: Facts
 
 
 class Residents:
@@ -29,7 +40,7 @@ class Residents:
     def __init__(self, most: int, make: dict[str, Callable[[TextModel | None], Node]]) -> None:
         self.most, self._make = most, make
         self._here: OrderedDict[str, Node] = OrderedDict()
-        self._away: dict[str, tuple[str | None, Facts]] = {}  # with the kind of their models, if others can use these
+        self._away: dict[str, Away] = {}
         self._spare: tuple[str, TextModel] | None = None  # of the site that was put away last
         self.swaps = 0
         one_heap()
@@ -43,24 +54,30 @@ class Residents:
             self._put_away(next(iter(self._here)))
         spare, self._spare = self._spare, None
         if name in self._away:
-            kind, facts = self._away.pop(name)
-            node = self._make[name](spare[1] if spare is not None and spare[0] == kind else None)
-            node.go_on(checkpoint.fetched(node.folder / AWAY), facts)
+            away = self._away[name]
+            node = self._make[name](spare[1] if spare is not None and spare[0] == away.kind else None)
+            node.go_on(fetched(*away.state), away.facts)
+            del self._away[name]  # not before: a site that cannot be read must not begin anew
         else:
             node = self._make[name](None)  # which draws its own weights
         self._here[name] = node
         return node
 
+    def here_first(self, names: Iterable[str]) -> list[str]:
+        """Sort sites so that those in memory are asked before others take their places."""
+        return sorted(names, key=lambda name: name not in self._here)
+
     def _put_away(self, name: str) -> None:
         self.swaps += 1
         node, kind = self._here[name], _kind(self._here[name])
         arrays, facts = node.midway()
-        checkpoint.set_aside(node.folder / AWAY, arrays)  # where the disk is full, the site stays here
+        state = set_aside(node.folder / AWAY, self.swaps, arrays)  # where the disk is full, the site stays here
         del self._here[name], arrays
-        self._away[name] = kind, facts
+        self._away[name] = Away(kind, state, facts)
         self._spare = None if kind is None else (kind, node.learner.model)
         node.close()
-        give_back()  # or what the C library keeps of each site adds up to more than the sites in memory
+        if self.swaps % self.most == 0:  # every time costs a fifth of a swap
+            give_back()  # or what the C library keeps of each site adds up to more than the sites in memory
 
 
 class Swapped:

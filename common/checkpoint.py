@@ -45,7 +45,7 @@ def save(folder: Path, number: int, arrays: Nested, facts: Facts, keep: int = KE
         draft.mkdir(mode=OWNER_FOLDER)
         with _held(draft):
             content = {
-                "arrays.safetensors": _packed(flat(arrays)),
+                "arrays.safetensors": packed(flat(arrays)),
                 "facts.json": [json.dumps(facts, indent=1).encode()],
             }
             sums = {name: _write(draft / name, pieces, OWNER) for name, pieces in content.items()}
@@ -64,23 +64,6 @@ def save(folder: Path, number: int, arrays: Nested, facts: Facts, keep: int = KE
     for old in set(rounds(folder)) - set(kept[-keep:]):
         shutil.rmtree(folder / f"round-{old:05d}", ignore_errors=True)
     return target
-
-
-def set_aside(path: Path, arrays: Nested) -> None:
-    """Write arrays that this process alone will read again, and so without checksums and without syncing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=OWNER_FOLDER)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER), "wb") as file:
-            file.writelines(_packed(flat(arrays)))
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def fetched(path: Path) -> dict[str, Any]:
-    """Return the arrays that were set aside, nested as given."""
-    return nested(safetensors.numpy.load_file(path))
 
 
 def sweep(folder: Path) -> None:
@@ -210,7 +193,7 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o666) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _packed(arrays: State) -> Iterator[bytes | memoryview]:
+def packed(arrays: State) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file piece by piece: the library would first copy everything in memory."""
     head: Facts = {}
     at = 0

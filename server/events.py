@@ -109,7 +109,8 @@ EVENTS: Mapping[str, Event] = {
         {**ROUND, "phase": "name of the phase", "verb": "what is asked", "sites": "the sites that are asked"},
     ),
     "traffic": Event(
-        "What each site has done so far: after every answer to a long Ask, else at most once a second.",
+        "What each site has done so far: after every answer to a long Ask if there are at most 32 sites, else at most "
+        "once a second.",
         {**ROUND, "sites": "by site: bytes `up` and `down`, `seconds` of computing, and when it was `seen` last"},
     ),
     "agreement": Event(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from flwr.app import Message, RecordDict
@@ -68,8 +68,13 @@ class Answering(Protocol):
 class LocalLink(Link):
     """Nodes in this process: no Flower, no network, the same Asks."""
 
-    def __init__(self, nodes: Sequence[Answering], admit: Admit = lambda facts: None) -> None:
-        self.nodes = {node.name: node for node in nodes}
+    def __init__(
+        self,
+        nodes: Sequence[Answering],
+        admit: Admit = lambda facts: None,
+        order: Callable[[Iterable[str]], list[str]] = list,  # in which an Ask's sites are asked
+    ) -> None:
+        self.nodes, self._order = {node.name: node for node in nodes}, order
         self.sites = {node.name: node.greeting() for node in nodes}
         self._bytes = {name: [0, 0] for name in self.nodes}
         self._number = 0
@@ -80,7 +85,8 @@ class LocalLink(Link):
 
     def deliver(self, parts: dict[str, Ask], deadline: float) -> Iterator[Reply | Failure]:
         self._number += 1
-        for name, ask in parts.items():
+        for name in self._order(parts):
+            ask = parts[name]
             self._count(name, Frame(ASK, self._number, ask.arrays, {"verb": ask.verb, "settings": ask.settings}))
             try:
                 reply = self.nodes[name].answer(ask)

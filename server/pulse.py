@@ -11,6 +11,7 @@ from fedstill.server.costs import Costs
 from fedstill.server.record import Record
 
 EVERY = 1.0  # seconds between two events about quick Asks; about long ones everything is told
+FEW = 32  # sites; of more, whose events are as many times longer, answers to a long Ask are told once a second too
 
 
 class Pulse:
@@ -29,9 +30,9 @@ class Pulse:
             self.record.event("asked", round=number, phase=phase, verb=verb, sites=list(sites))
 
     def heard(self, number: int, site: str) -> None:
-        """Note an answer; of a long Ask every one is told."""
+        """Note an answer; of a long Ask to a few sites every one is told."""
         self.seen[site] = datetime.now(UTC).isoformat(timespec="milliseconds")
-        if self._long:
+        if self._long and (len(self.seen) <= FEW or time.monotonic() - self._told["traffic"] >= EVERY):
             self._tell(number)
 
     def done(self, number: int) -> None:
@@ -51,6 +52,7 @@ class Pulse:
         return True
 
     def _tell(self, number: int) -> None:
+        self._told["traffic"] = time.monotonic()
         self.record.event("traffic", round=number, sites={name: self._facts(name) for name in self.seen})
 
     def _facts(self, name: str) -> Facts:

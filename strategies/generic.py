@@ -88,7 +88,7 @@ def evaluate_alone(site: Node, task: Train) -> Scores:
 def save(site: Node, keep: Keep) -> Kept:
     """Put the model and its optimizers away as the checkpoint of a round."""
     facts = {"site": site.name, "round": keep.number, "trained": site.trained_by}
-    checkpoint.save(site.checkpoints, keep.number, site.state(), facts)
+    checkpoint.save(site.checkpoints, keep.number, site.state(copy=False), facts)
     return Kept(site.ledger.head())
 
 

@@ -26,6 +26,17 @@ class Allocation:
 
 def allocate(config: RunConfig) -> Allocation:
     """Split the run's texts and deal them to the sites."""
+    global _latest
+    latest = _latest
+    if latest is None or latest[0] is not config:
+        latest = _latest = (config, _allocate(config))
+    return latest[1]
+
+
+_latest: tuple[RunConfig, Allocation] | None = None  # every site asks, and the names of all sites are in the settings
+
+
+def _allocate(config: RunConfig) -> Allocation:
     dealt = [site.model_dump(mode="json", include={"name", "data"}) for site in config.sites]
     settings = config.model_dump(mode="json", include={"seed", "task", "data"})
     return _deal(json.dumps({**settings, "sites": dealt}))

@@ -276,10 +276,11 @@ class Learner:
         self.model.load_whole_state(arrays)
 
     def state(self, copy: bool = True) -> Nested:
-        """Return the whole model and persistent optimizers, for a checkpoint; weights are copies or views."""
+        """Return the whole model and persistent optimizers, for a checkpoint, as copies or views."""
+        taken = np.array if copy else np.asarray
         optimizers: dict[str, Any] = {
             key: {
-                str(index): {name: np.array(torch.as_tensor(value).cpu()) for name, value in entry.items()}
+                str(index): {name: taken(torch.as_tensor(value).cpu()) for name, value in entry.items()}
                 for index, entry in optimizer.state_dict()["state"].items()
             }
             for key, optimizer in self._optimizers.items()

@@ -25,10 +25,13 @@ class InProcess:
     federation: Federation
     nodes: list[Node]  # none where sites are swapped
     swapped: tuple[Swapped, ...] = ()
+    residents: Residents | None = None
 
     def link(self) -> Link:
         """Return a link of plain calls; every site is admitted as over a network."""
-        return LocalLink(self.swapped or self.nodes, self.federation.admission())
+        if self.residents is not None:
+            return LocalLink(self.swapped, self.federation.admission(), self.residents.here_first)
+        return LocalLink(self.nodes, self.federation.admission())
 
     def run(self, resume: bool = False) -> Facts:
         """Run all rounds; return the run's summary."""
@@ -46,7 +49,7 @@ def assemble(config: RunConfig, record: Record | Path, sites: Path | None = None
     if most is None or most >= len(make):
         return InProcess(federation, [one(None) for one in make.values()])
     residents = Residents(most, dict(make))
-    return InProcess(federation, [], tuple(Swapped(name, residents) for name in make))
+    return InProcess(federation, [], tuple(Swapped(name, residents) for name in make), residents)
 
 
 def _site(config: RunConfig, site: SiteConfig, run: str, state_root: Path, model: TextModel | None) -> Node:

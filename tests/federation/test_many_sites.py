@@ -9,6 +9,7 @@ import pytest
 
 from fedstill.client import node
 from fedstill.client.residents import Kept
+from fedstill.common.checkpoint import flat
 from fedstill.common.config import RunConfig
 from fedstill.common.config.files import load_run
 from fedstill.common.models.loading import load_model
@@ -63,6 +64,47 @@ def test_sites_of_several_kinds_take_over_only_their_own(tmp_path: Path) -> None
     assert central(all_here) == central(swapped)
     for site in scores[0]["sites"]:
         assert scores[0]["sites"][site]["after"] == scores[1]["sites"][site]["after"], site
+
+
+def test_optimizers_on_disk_are_those_that_trained_last(tmp_path: Path) -> None:
+    """All sites train in every round, each with the optimizer that it had before others took its place."""
+    changes = ["method.participation=1"]
+    all_here, swapped = (
+        made(tmp_path / "a", "ds-fl", *changes),
+        made(tmp_path / "b", "ds-fl", *changes, "simulation.resident=2"),
+    )
+    for run in (all_here, swapped):
+        run.federation.run(run.link())
+    assert central(all_here) == central(swapped)
+    residents = swapped.residents
+    assert residents is not None
+    for site in all_here.nodes:
+        expected, found = flat(site.state()), flat(residents.node(site.name).state())
+        assert any("distil-adamw" in name for name in expected)
+        assert {name: value.tobytes() for name, value in expected.items()} == {
+            name: value.tobytes() for name, value in found.items()
+        }, site.name
+
+
+def test_sites_in_memory_are_asked_before_others_take_their_places(tmp_path: Path) -> None:
+    run = made(tmp_path, "ds-fl", "simulation.resident=2")
+    link = run.link()
+    before = run.swapped[0]._residents.swaps
+    for _ in range(3):
+        replies = link.deliver({name: Ask("evaluate.test", {}, {}) for name in link.sites}, 60)
+        assert {reply.node for reply in replies} == set(link.sites)
+    assert run.swapped[0]._residents.swaps - before == 3 * 4  # of six; asked in their order, each would be swapped
+
+
+def test_a_site_whose_state_cannot_be_read_does_not_begin_anew(tmp_path: Path) -> None:
+    run = made(tmp_path, "ds-fl", "simulation.resident=2")
+    run.link()
+    for path in (tmp_path / "sites/s-1/run/away").iterdir():
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            run.swapped[0].greeting()
+    assert run.swapped[1].greeting()["name"] == "s-2"
 
 
 def test_a_round_saves_the_sites_that_it_asked_and_a_run_resumes_from_them(tmp_path: Path) -> None:

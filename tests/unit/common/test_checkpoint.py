@@ -191,7 +191,7 @@ class Cut(dict):
 def end(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-checkpoint._packed = lambda arrays: iter([b"x" * 4_000_000, end()])
+checkpoint.packed = lambda arrays: iter([b"x" * 4_000_000, end()])
 checkpoint.save(Path(sys.argv[1]), 5, Cut(), {})
 """
 
@@ -214,15 +214,3 @@ def test_a_round_that_is_done_again_replaces_the_one_before(tmp_path: Path) -> N
     checkpoint.save(tmp_path, 1, ARRAYS, {"try": 2})
     assert checkpoint.load(tmp_path, 1)[1] == {"try": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["round-00001"]
-
-
-def test_what_is_set_aside_comes_back_or_the_error_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "site" / "away"
-    checkpoint.set_aside(path, {"model": ARRAYS, "empty": {}})
-    found = checkpoint.fetched(path)
-    assert list(found) == ["model"]
-    assert found["model"]["w"].tobytes() == ARRAYS["w"].tobytes()
-    assert path.stat().st_mode & 0o777 == 0o600
-    (tmp_path / "full").symlink_to("/dev/full")
-    with pytest.raises(CheckpointError, match=r"full: cannot be written \(No space left"):
-        checkpoint.set_aside(tmp_path / "full", {"w": np.zeros(100_000)})
