@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip check
 	@touch $(READY)
 
-demo: $(READY) ## a federation of four sites on this machine, trained by FedID
+demo: $(READY) ## a federation of four sites on this machine, trained by Evenhand
 	@$(BIN)/fedstill run experiments/demo.toml
 
 test: $(READY) lint types ## lint, types and all tests, two files of tests at a time

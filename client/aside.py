@@ -49,12 +49,17 @@ def set_aside(folder: Path, number: int, state: Nested) -> tuple[OnDisk, dict[st
     optimizers: Mapping[str, Nested] = state.get("optimizer", {})
     rest = {name: part for name, part in state.items() if name != "optimizer"}
     tables = {}
-    for place, (name, part) in enumerate(optimizers.items()):
-        if isinstance(part, OnDisk):
-            tables[name] = part
-        elif part:  # one that has no state yet is made anew
-            tables[name] = _written(folder / f"{number}-{place}", part)
-    main = _written(folder / f"{number}-rest", rest)
+    try:
+        for place, (name, part) in enumerate(optimizers.items()):
+            if isinstance(part, OnDisk):
+                tables[name] = part
+            elif part:  # one that has no state yet is made anew
+                tables[name] = _written(folder / f"{number}-{place}", part)
+        main = _written(folder / f"{number}-rest", rest)
+    except CheckpointError:
+        for path in folder.glob(f"{number}-*"):  # the next try has another number and needs their room
+            path.unlink()
+        raise
     present = {main.path, *(table.path for table in tables.values())}
     for path in folder.iterdir():
         if path not in present:

@@ -30,6 +30,7 @@ class OwnTaskNode(Node):
     task_is_secret = True
 
     def _load(self, config: RunConfig, site: SiteConfig, model: TextModel | None) -> None:
+        assert model is None, "a model with private parts is not handed on"
         if site.task is None:
             raise ConfigError(
                 f"site {site.name} has no task, and in this run every site has its own: write a [task] table with kind "
@@ -115,5 +116,5 @@ def node_kind(config: RunConfig) -> type[Node]:
 
 
 def make_node(config: RunConfig, site: SiteConfig, run: str, state_root: Path, model: TextModel | None = None) -> Node:
-    """Build the site, ready to answer; with a model of its kind it need not load one (see `Node`)."""
+    """Build the site, ready to answer; given a model of its kind, it loads none (only where tasks are shared)."""
     return node_kind(config)(config, site, run, state_root, model)

@@ -33,7 +33,7 @@ def allocate(config: RunConfig) -> Allocation:
     return latest[1]
 
 
-_latest: tuple[RunConfig, Allocation] | None = None  # every site asks, and the names of all sites are in the settings
+_latest: tuple[RunConfig, Allocation] | None = None  # to write down 512 sites for each of them takes longer than a swap
 
 
 def _allocate(config: RunConfig) -> Allocation:

@@ -219,9 +219,11 @@ class Learner:
         if practice.fresh:
             return self._make(purpose, practice)
         if key not in self._optimizers:
-            self._optimizers[key] = self._make(purpose, practice)
+            made = self._make(purpose, practice)
             if key in self._kept:
-                self._fill(self._optimizers[key], self._kept.pop(key))
+                self._fill(made, self._kept[key])  # may be on disk: what cannot be read must not begin anew
+                del self._kept[key]
+            self._optimizers[key] = made
         return self._optimizers[key]
 
     def _make(self, purpose: Purpose, practice: Practice) -> torch.optim.Optimizer:

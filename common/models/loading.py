@@ -85,13 +85,13 @@ def _load_tokenizer(config: ModelConfig, source: str, offline: dict[str, bool]) 
     """Load a tokenizer, once a process where its folder has not changed."""
     from transformers import AutoTokenizer
 
-    held = sorted(Path(source).iterdir()) if Path(source).is_dir() else []
-    states = [(path.name, stat.st_mtime_ns, stat.st_size) for path in held for stat in [path.stat()]]
+    files = [path for path in sorted(Path(source).glob("*")) if path.is_file() and path.suffix != ".safetensors"]
+    states = [(path.name, stat.st_mtime_ns, stat.st_size) for path in files for stat in [path.stat()]]
     key = (source, config.keep, *states)
     if key not in _tokenizers:
         loaded = try_loading(config.name, "tokenizer", AutoTokenizer.from_pretrained, source, **offline)
         loaded.truncation_side = "right" if config.keep == "start" else "left"
-        if not held:  # a hub's name, whose files may change
+        if not files:  # a hub's name, whose files may change
             return loaded
         _tokenizers[key] = loaded
         while len(_tokenizers) > TOKENIZERS:
@@ -328,8 +328,8 @@ def check_tokenizer(name: str, tokenizer: Any, net: Any, max_length: int) -> Non
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    if net.config.pad_token_id is None:
-        net.config.pad_token_id = tokenizer.pad_token_id
+    if net.config.pad_token_id is None or tokenizer.pad_token in (tokenizer.eos_token, tokenizer.unk_token):
+        net.config.pad_token_id = tokenizer.pad_token_id  # a head on the last token looks for tokens other than it
     positions = getattr(net.config, "max_position_embeddings", None) or -1
     if net.config.model_type in ("roberta", "xlm-roberta", "camembert"):
         positions -= net.config.pad_token_id + 1  # these count positions from the padding number on

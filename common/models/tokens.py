@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
+from weakref import ref
 
 import numpy as np
 import torch
@@ -107,7 +108,10 @@ def encode(tokenizer: Any, texts: Sequence[Text], max_length: int) -> Encoded:
 
 
 class Remembered:
-    """Sets of texts that were tokenized in this process, least recently used first, up to a number of bytes."""
+    """Sets of texts that were tokenized in this process, least recently used first, up to a number of bytes.
+
+    A tokenizer that nobody else holds any more is not kept alive, and its sets are forgotten.
+    """
 
     def __init__(self, most: int = REMEMBERED) -> None:
         self.most, self.held = most, 0
@@ -115,11 +119,13 @@ class Remembered:
 
     def encode(self, tokenizer: Any, texts: Sequence[Text], max_length: int) -> Encoded:
         """As `encode`; the same texts for the same tokenizer are one object."""
-        place = (tokenizer, tokenizer.truncation_side, max_length, TextSet(tuple(texts)).fingerprint())
+        place = (ref(tokenizer), tokenizer.truncation_side, max_length, TextSet(tuple(texts)).fingerprint())
         if place in self._sets:
             self._sets.move_to_end(place)
             return self._sets[place]
         encoded = encode(tokenizer, texts, max_length)
+        for gone in [each for each in self._sets if each[0]() is None]:
+            self.held -= self._sets.pop(gone).nbytes()
         if encoded.nbytes() <= self.most:
             self._sets[place] = encoded
             self.held += encoded.nbytes()

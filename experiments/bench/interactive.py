@@ -13,7 +13,14 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CHANGES = ("report.alone=false", "report.centralized=false", "report.evaluate=end", "rounds=1", "method.local_epochs=1")
+CHANGES = (
+    "method.name=fedid",
+    "report.alone=false",
+    "report.centralized=false",
+    "report.evaluate=end",
+    "rounds=1",
+    "method.local_epochs=1",
+)
 
 
 def main() -> None:

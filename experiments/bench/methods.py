@@ -2,7 +2,7 @@
 
     python experiments/bench/methods.py [--seeds 1 2 3] [--jobs 2] [--only fedid ds-fl]
 
-The federation is that of `make demo`, in one process, with one round of six local epochs, so that all rows begin at the
+The federation is that of tiny.toml, in one process, with one round of six local epochs, so that all rows begin at the
 same local models. Each (row, seed) is written to experiments/bench/methods.json as soon as it
 is done and is not run again; delete the file, or give --again, to measure anew.
 """

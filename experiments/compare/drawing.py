@@ -53,7 +53,11 @@ def why_no_outputs(results: Results) -> str:
     """Return why no run has kept its models' outputs."""
     if all(config.mixed for config in results.table.rows.values()):
         return "The sites have tasks of their own, so there are no test texts that all models answer."
-    if any(s["done"].get("on") != "process" for result in results.rows.values() for s in result.summaries.values()):
+    if any(
+        s["done"].get("on") not in ("process", "published")
+        for result in results.rows.values()
+        for s in result.summaries.values()
+    ):
         return "The runs were made with real sites (--on local or simulation), which keep their models to themselves."
     return "No finished run has kept its models' outputs."
 

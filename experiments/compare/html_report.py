@@ -152,7 +152,7 @@ def _about(results: Results) -> str:
         "runs": f"{len(done)} of {runs} finished, {sum(len(seeds) for seeds in results.failed.values())} failed",
         "run on": ", ".join(sorted({str(one.get("on")) for one in done})) or "–",
         "run time": f"{sum(one.get('seconds', 0.0) for one in done) / 60:.1f} minutes, all runs together",
-        "torch": ", ".join(sorted({str(one.get("torch")) for one in done})) or "–",
+        "torch": ", ".join(sorted({str(one["torch"]) for one in done if "torch" in one})) or "–",
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
         "Python": platform.python_version(),
     }

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedstill.experiments.compare.columns import Column
 from fedstill.experiments.compare.drawing import (
     COLOURS,
     MOST_POINTS,
@@ -249,12 +250,9 @@ def bytes_and_score(results: Results) -> tuple[Figure, str]:
     points = {}
     for row in results.rows:
         spread = column and results.spread(row, column)
-        if spread:
-            sums = [
-                float(np.mean([site["bytes_up"] + site["bytes_down"] for site in summary["sites"].values()]))
-                for summary in results.rows[row].summaries.values()
-            ]
-            points[row] = (float(np.mean(sums)), spread)
+        up, down = (results.values(row, Column(key)) or {} for key in ("bytes_up", "bytes_down"))
+        if spread and up and down:
+            points[row] = (float(np.mean([*up.values()]) + np.mean([*down.values()])), spread)
     if not points or column is None:
         raise NoPicture("No row has all of its seeds yet.")
     figure, axes = figure_of(7.2, 4.0)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fedstill.common.config import ConfigError
 from fedstill.experiments.compare.columns import Column
+from fedstill.experiments.compare.published import VALUES, key_of
 from fedstill.experiments.compare.runner import Run, read_json, run_folder, state_of
 from fedstill.experiments.compare.significance import Agreement, Difference, Spread, agreement, holm, paired, spread
 from fedstill.experiments.compare.tables import Table
@@ -54,10 +56,10 @@ class RowResult:
 
 
 class Results:
-    """A table with everything measured for it."""
+    """A table with everything measured for it; `published`: scores of runs that need not be run here."""
 
-    def __init__(self, table: Table, out: Path) -> None:
-        self.table, self.out = table, out
+    def __init__(self, table: Table, out: Path, published: Mapping[str, dict[str, Any]] | None = None) -> None:
+        self.table, self.out, self.published = table, out, published or {}
         self.rows = {row: self._read(row) for row in table.rows}
 
     def _read(self, row: str) -> RowResult:
@@ -73,6 +75,8 @@ class Results:
                     "own": sites,
                     "done": read_json(run.folder / DONE),
                 }
+            elif self.published and (kept := self.published.get(key_of(run.config))) is not None:
+                summaries[seed] = kept
             elif state == "failed":
                 missing[seed] = f"failed: {read_json(run.folder / FAILED).get('error', 'failed.json cannot be read')}"
             elif state == "changed":
@@ -99,15 +103,17 @@ class Results:
 
     def values(self, row: str, column: Column) -> dict[int, float] | None:
         """Return the column's value for each finished seed; None where the method has none."""
-        result = self.rows[row]
-        values = {seed: value_of(column, summary) for seed, summary in result.summaries.items()}
-        if column.rounds > 1:
-            values = {
-                seed: None if value is None else over_last_rounds(result.folders[seed], column)
-                for seed, value in values.items()
-            }
+        values = {seed: self.value(row, seed, column) for seed in self.rows[row].summaries}
         measured = {seed: value for seed, value in values.items() if value is not None}
         return measured if len(measured) == len(values) else None
+
+    def value(self, row: str, seed: int, column: Column) -> float | None:
+        """Return the column's value in one finished run; None where the method has none."""
+        result = self.rows[row]
+        value = value_of(column, result.summaries[seed])
+        if value is None or column.rounds == 1 or seed not in result.folders:  # what is published is a mean already
+            return value
+        return over_last_rounds(result.folders[seed], column)
 
     def spread(self, row: str, column: Column) -> Spread | None:
         """Return mean and deviation over all seeds; None if one is missing."""
@@ -197,6 +203,8 @@ class Results:
 
 def value_of(column: Column, summary: dict[str, Any]) -> float | None:
     """Return the column's value in one run's summary; None where the method trains nobody who would have it."""
+    if VALUES in summary:
+        return cast("float | None", summary[VALUES].get(column.key))
     sites = summary["sites"]
     if column.key in ("bytes_up", "bytes_down"):
         return float(np.mean([site[column.key] for site in sites.values()]))

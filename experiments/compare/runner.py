@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedstill.common.lock import only_one
 from fedstill.deploy.flower_commands import environment
 from fedstill.deploy.launch.checks import check_run
 from fedstill.deploy.processes import Processes
+from fedstill.experiments.compare.published import key_of
 from fedstill.experiments.compare.tables import Table, check_tasks
 from fedstill.experiments.compare.worker import CONFIG, DONE, FAILED, SUMMARY, can_resume
 
@@ -103,8 +105,9 @@ def run_table(
     rows: str = "*",
     keep_models: bool = False,
     reuse: Path | None = None,
+    published: Collection[str] = (),
 ) -> list[Run]:
-    """Run what is not finished; return the runs that failed. Ending early ends the workers too."""
+    """Run what is neither finished nor published; return the runs that failed. Ending early ends the workers too."""
     wanted = [row for row in table.rows if fnmatch(row, rows)]
     if not wanted:
         raise ConfigError(f"--rows {rows}: no row of {table.source()} is called so; rows: {', '.join(table.rows)}")
@@ -131,6 +134,8 @@ def run_table(
             if state == "finished":
                 progress.done += 1
                 progress.took.setdefault(run.row, []).append(_seconds(run))
+            elif published and key_of(run.config) in published:
+                progress.done += 1
             else:
                 progress.waiting.append(run)
                 if state in WHAT_HAPPENS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -71,6 +72,12 @@ def compare(
             "run once; their seconds are not shown.",
         ),
     ] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Keep the scores of finished runs beside the table, in published/.")
+    ] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Count the scores kept there as finished runs; they are not run again.")
+    ] = False,
     keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep every run's central model.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
     quiet: Annotated[
@@ -78,6 +85,8 @@ def compare(
     ] = False,
 ) -> None:
     """Run every row of a table with every seed; write table, pictures and report. What is done is not run again."""
+    from fedstill.experiments.compare.published import publish as keep_scores
+    from fedstill.experiments.compare.published import read_published
     from fedstill.experiments.compare.report import write_report
     from fedstill.experiments.compare.results import Results
     from fedstill.experiments.compare.runner import default_jobs
@@ -90,12 +99,14 @@ def compare(
         tables = [one.with_seeds(_numbers(seeds)) for one in tables]
     all_results = []
     for one in tables:
-        place = runs / "compare" / one.name
+        place, kept = runs / "compare" / one.name, read_published(one) if published else {}
         if not report_only:
             shared = runs / "compare" / ".first-training" if reuse else None
             screen.quiet = quiet
-            _run(one, place, on, jobs or default_jobs(on.value), rows, keep_models, shared)
-        results = Results(one, place)
+            _run(one, place, on, jobs or default_jobs(on.value), rows, keep_models, shared, kept)
+        results = Results(one, place, kept)
+        if publish:
+            keep_scores(results)
         page = write_report(results)
         all_results.append(results)
         if quiet and not as_json:
@@ -124,14 +135,23 @@ def _claims(family: list[Results], place: Path, shown: bool) -> None:
         out.print(f"Claims: {folder / 'claims.md'}", markup=False)
 
 
-def _run(table: Table, place: Path, on: On, jobs: int, rows: str, keep_models: bool, reuse: Path | None) -> None:
+def _run(
+    table: Table,
+    place: Path,
+    on: On,
+    jobs: int,
+    rows: str,
+    keep_models: bool,
+    reuse: Path | None,
+    published: Collection[str],
+) -> None:
     from fedstill.experiments.compare.runner import run_table
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job starts with SIGINT ignored
         signal.signal(number, _interrupt)
     try:
         with Watching(table.settings.title) as watching:
-            run_table(table, place, on.value, jobs, watching, rows, keep_models, reuse)
+            run_table(table, place, on.value, jobs, watching, rows, keep_models, reuse, published)
     except KeyboardInterrupt:
         screen.print("Stopped. The same command goes on where this one was.")
         raise typer.Exit(130) from None

@@ -57,7 +57,13 @@ def test_sites_that_are_swapped_end_in_the_same_weights(
 
 
 def test_sites_of_several_kinds_take_over_only_their_own(tmp_path: Path) -> None:
-    kinds = ["sites.s-2.model=tiny-roberta", "sites.s-3.lora.r=2", "sites.s-4.freeze=encoder", "sites.s-5.freeze=1"]
+    lora, lower = (["sites.s-1", "sites.s-2"], ["sites.s-3", "sites.s-4"])
+    kinds = [
+        *(f"{site}.lora.r=2" for site in lora),
+        *(f"{site}.freeze=1" for site in lower),
+        "sites.s-5.freeze=encoder",
+    ]
+    kinds += ["sites.s-6.freeze=encoder"]  # whose heads alone are handed on
     all_here, swapped = (made(tmp_path / name, "ds-fl", *kinds, *more) for name, more in
                          (("a", []), ("b", ["simulation.resident=1"])))  # fmt: skip
     scores = [run.federation.run(run.link()) for run in (all_here, swapped)]
@@ -105,6 +111,18 @@ def test_a_site_whose_state_cannot_be_read_does_not_begin_anew(tmp_path: Path) -
         with pytest.raises(FileNotFoundError):
             run.swapped[0].greeting()
     assert run.swapped[1].greeting()["name"] == "s-2"
+
+
+def test_an_optimizer_that_cannot_be_read_does_not_begin_anew(tmp_path: Path) -> None:
+    run = made(tmp_path, "ds-fl", "simulation.resident=2", "method.participation=1", "rounds=1")
+    run.federation.run(run.link())
+    site = run.swapped[0]  # the sites asked after it took its place
+    for path in (tmp_path / "sites/s-1/run/away").glob("*-[0-9]"):
+        path.unlink()
+    train = Ask("train.local", {}, {"epochs": 1, "round": 2, "step": 1})
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            site.answer(train)
 
 
 def test_a_round_saves_the_sites_that_it_asked_and_a_run_resumes_from_them(tmp_path: Path) -> None:

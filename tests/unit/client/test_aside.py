@@ -57,8 +57,8 @@ def test_what_an_earlier_process_left_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
-    found = fetched(*set_aside(tmp_path, 1, state(local=LOCAL)))
-    found["model"] = {"w": np.zeros(100_000)}
+    found = fetched(*set_aside(tmp_path, 1, state(local=LOCAL, distil=DISTIL)))
+    found["model"], found["optimizer"]["distil"] = {"w": np.zeros(100_000)}, {"0": {"mean": np.full(3, 7.0)}}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
@@ -66,6 +66,6 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) ->
             set_aside(tmp_path, 2, found)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1-0", "1-rest"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1-0", "1-1", "1-rest"]  # no half of the second
     assert isinstance(found["optimizer"]["local"], OnDisk)
     assert found["optimizer"]["local"]["0"]["mean"].tolist() == [1, 1, 1]

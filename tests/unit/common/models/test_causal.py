@@ -1,5 +1,7 @@
 """Decoder-only models: label words after a prompt, or a head on the last token, in models made from a seed."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,20 @@ def test_a_head_on_the_last_token_is_a_choice(models: dict[str, str]) -> None:
         alone = torch.cat([logits(model, [text]) for text in TEXTS])
         torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-4)
         assert "score.weight" in model.trainable_state()
+
+
+def test_a_head_finds_the_last_token_whatever_pad_number_the_configuration_has(
+    models: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "other-pad"
+    shutil.copytree(models["gpt2"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": 1}))
+    for _ in range(2):  # the second one gets the tokenizer that the first one has given a pad token
+        model = load(str(folder), answer="head")
+        assert model.tokenizer.pad_token_id != 1
+        alone = torch.cat([logits(model, [text]) for text in TEXTS])
+        torch.testing.assert_close(logits(model), alone, atol=2e-5, rtol=1e-4)
 
 
 def test_a_model_without_a_pad_token_and_with_a_tied_head_trains_saves_and_comes_back(
