@@ -132,7 +132,7 @@ bench-secure: $(READY) ## bytes and seconds of secure sums beside plain runs; wr
 bench-path: $(READY) ## our functions and files that one FedID batch passes; writes experiments/bench/path.json
 	$(BIN)/python experiments/bench/path.py
 
-bench-pipeline: $(READY) ## FedID plain and overlapped: wall time under 10, 50 and 200 ms, accuracy over 20 seeds; writes experiments/bench/pipeline.json
+bench-pipeline: $(READY) ## FedID and DS-FL plain and overlapped: wall time under 10, 50 and 200 ms, accuracy over 20 seeds; writes experiments/bench/pipeline.json
 	$(BIN)/python experiments/bench/pipeline.py
 
 bench-peers: $(READY) ## FedAvg beside Flower's own, local training beside HF's Trainer and a plain loop; writes experiments/bench/peers.json
