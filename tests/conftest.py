@@ -16,6 +16,7 @@ import torch
 
 from fedstill.common.config import RunConfig
 from fedstill.common.config.files import load_run
+from fedstill.strategies import METHODS
 
 torch.set_num_threads(int(os.environ.get("FEDSTILL_TEST_THREADS", "1")))  # make test-portable tries two
 TESTS = Path(__file__).parent
@@ -55,8 +56,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def small() -> Callable[..., RunConfig]:
-    """A run of two sites and two rounds, with `key=value` changes."""
-    return lambda *changes: load_run(SMALL, changes)
+    """A run of two sites and two rounds with `key=value` changes; rates are constant unless a preset says otherwise."""
+
+    def made(*changes: str) -> RunConfig:
+        config = load_run(SMALL.replace('schedule = "constant"\n', ""), changes)
+        method = METHODS.get(config.method.name)
+        preset = {} if method is None else method.presets.get(config.method.preset, {})
+        if "schedule" in config.method.parameters() or "schedule" in preset:
+            return config
+        return load_run(SMALL, changes)
+
+    return made
 
 
 @pytest.fixture
