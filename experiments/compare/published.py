@@ -53,9 +53,14 @@ def publish(results: Results) -> Path:
             one = kept.setdefault(key_of(table.config(row, seed)), {"run": f"{row}, seed {seed}", "values": {}})
             one["values"] |= {key: value for key, value in found.items() if key in table.settings.columns or value}
             one["cpu_seconds"] = summary["done"].get("cpu_seconds", 0.0)
-    path.parent.mkdir(exist_ok=True)
     lines = (f"{json.dumps(key)}: {json.dumps(one)}" for key, one in sorted(kept.items()))
-    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be written ({error.strerror}); copy the table's file to a folder of yours"
+        ) from None
     return path
 
 

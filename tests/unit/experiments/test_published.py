@@ -105,3 +105,12 @@ def test_a_damaged_file_is_named(file: Path, text: str) -> None:
     published_file(table).write_text(text)
     with pytest.raises(ConfigError, match=r"published/.*\.json: cannot be read as published scores"):
         read_published(table)
+
+
+def test_a_place_that_cannot_be_written_is_named(file: Path, tmp_path: Path) -> None:
+    table = read_table(file)
+    results = Results(table, tmp_path / "none", read_published(table))
+    shutil.rmtree(published_file(table).parent)
+    published_file(table).parent.symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"published/.*\.json: cannot be written \(File exists\)"):
+        publish(results)
