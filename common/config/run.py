@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -93,6 +93,8 @@ class DataConfig(Section):
     domains: list[str] | None = None  # use only texts of these domains
     public_domains: list[str] | None = None  # the public texts come from these, and no site has them
     labelled_domains: list[str] | None = None  # likewise the server's labelled texts
+    # for trials of bad sites: by a site's name, the share of its private labels that are another class instead
+    label_noise: dict[str, Annotated[float, Field(ge=0, le=1)]] | None = None
 
 
 class ExchangeConfig(Section):
@@ -190,6 +192,9 @@ class RunConfig(Section):
         strange = sorted(set(self.exchange.texts) - set(names)) if names else []
         if strange:
             raise ValueError(f"exchange.texts names {strange[0]!r}, which is no site of this run: {', '.join(names)}")
+        for name in self.data.label_noise or {}:
+            if reason := self._why_no_noise(name):
+                raise ValueError(f"data.label_noise names {name!r}: {reason}; take it out")
         for site in self.sites:
             if site.task is not None and not self.mixed:
                 raise ValueError(
@@ -197,6 +202,14 @@ class RunConfig(Section):
                     'set task.name = "mixed", or take [sites.task] out'
                 )
         return self
+
+    def _why_no_noise(self, name: str) -> str | None:
+        if self.mixed:
+            return "sites with tasks of their own hold labels that the run does not deal"
+        site = next((site for site in self.sites if site.name == name), None)
+        if site is None:
+            return f"no site of this run is called so: {', '.join(site.name for site in self.sites) or 'it lists none'}"
+        return None if site.data is None else "a site's own files are never changed"
 
     @property
     def mixed(self) -> bool:

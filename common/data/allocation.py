@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedstill.common.config import RunConfig, SiteConfig, TaskConfig
 from fedstill.common.data.partitions import partition
-from fedstill.common.data.splits import DataError, Pools, Splits, TextSet, make_splits, public_texts
+from fedstill.common.data.splits import DataError, Pools, Rows, Splits, TextSet, make_splits, public_texts
 from fedstill.common.data.tasks import TASKS, Task, TaskError, load_task
 
 
@@ -52,7 +52,23 @@ def _deal(settings: str) -> Allocation:
     shares = (
         partition(splits.private, len(dealt), data.partition, data.alpha, config.seed, data.minimum) if dealt else []
     )
+    rows = {site.name: share for site, share in zip(dealt, shares, strict=True)}
+    for name, noise in (data.label_noise or {}).items():
+        rng = np.random.default_rng([config.seed, 6, *name.encode()])
+        splits = replace(splits, private=with_wrong_labels(splits.private, rows[name], noise, task, rng))
     return Allocation(task, splits, shares)
+
+
+def with_wrong_labels(texts: TextSet, rows: Rows, noise: float, task: Task, rng: np.random.Generator) -> TextSet:
+    """Return the texts, a share of these rows with another class, of those that a text of their domain can have."""
+    if texts.labels is None:
+        raise DataError("data.label_noise changes labels, and the private texts have none; take it out")
+    labels, classes_of = texts.labels.copy(), dict(task.choices)
+    for row in rng.choice(rows, round(noise * len(rows)), replace=False):
+        domain = texts.domains[row] if texts.domains is not None else ""
+        classes = np.array(classes_of.get(domain, range(len(task.labels))))
+        labels[row] = rng.choice(classes[classes != labels[row]])
+    return replace(texts, labels=labels)
 
 
 @dataclass(frozen=True)
