@@ -44,6 +44,7 @@ ROUND_TRIPS = (0.010, 0.050, 0.200)
 SITES = (2, 4)
 TURNS = 2
 SEEDS = range(1, 21)
+# test_seed 1 in LEARNED: its texts were left out of the small models' pretraining (experiments/pretraining/texts.py)
 PREDICTING = ("query.logits", "query.predictions")
 METHODS = {  # what is timed: FedID's settings beside a whole-set method's
     "fedid": "distill_epochs = 1, batch_size = 32",
@@ -60,7 +61,7 @@ sites = [{ name = "site", count = COUNT, model = "tiny-bert" }]
 """
 LEARNED = """
 rounds = 3
-data = { private = 800, public = 480, labelled = 96, test = 1000, partition = "dirichlet", alpha = 1.0, test_seed = 0 }
+data = { private = 800, public = 480, labelled = 96, test = 1000, partition = "dirichlet", alpha = 1.0, test_seed = 1 }
 train = { max_length = 64, batch_size = 32, keep = "end" }
 method = { name = "METHOD", local_epochs = 6, distill_epochs = 3 }
 central = { model = "small-bert", freeze = "encoder", head = "mlp" }
