@@ -18,6 +18,7 @@ TOWARDS_OTHERS = 0.1  # of a site's own rate: AdamW's steps have a fixed size an
 CHASING = (
     0.03  # the same where the target is computed anew after every step, so that sites chase each other: see MODELS.md
 )
+FROM_OTHERS = 2.0  # of that rate, for a central model: it never sees private texts and takes few steps on public ones
 WARMUP = 0.06  # share of a falling schedule, for pretrained layers: their first steps would undo what they know
 
 
@@ -32,14 +33,14 @@ class Defaults:
 
 
 def defaults_of(model: TextModel, central: bool) -> Defaults:
-    """Return a model's defaults; the central model learns only from others, so that all of its rates are the same."""
+    """Return a model's defaults; a central model learns from others only, a site above all from its own labels."""
     count = sum(value.numel() for value in model.parameters())
     local, warmup, whole = UNTRAINED, 0.0, not isinstance(model, FrozenEncoder)
     if model.pretrained and whole:
         local, warmup = next((rate for most, rate in BY_SIZE if count < most), BASE), WARMUP
-    if model.adapted:
-        local *= ADAPTERS
-    local = min(local, UNTRAINED)
+    learned = local if local == BASE else FROM_OTHERS * local  # large models keep the papers' rate
+    factor = ADAPTERS if model.adapted else 1.0
+    local, learned = min(factor * local, UNTRAINED), min(factor * learned, UNTRAINED)
     if central:
-        return Defaults(local, local, local, warmup)
+        return Defaults(local, learned, learned, warmup)
     return Defaults(local, TOWARDS_OTHERS * local, (CHASING if whole else TOWARDS_OTHERS) * local, warmup)

@@ -70,7 +70,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--families", nargs="*", default=list(FAMILIES))
     arguments.add_argument("--tasks", nargs="*", default=list(TASKS))
-    arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--seed", type=int, default=3)  # settings were chosen on 1 and 2
     options = arguments.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("FEDSTILL_DATA", str(DATA))
