@@ -172,7 +172,7 @@ results-evenhand: results-fedid ## those of docs/results/evenhand.md: the same t
 
 results-atc: bench-atc ## those of docs/results/atc.md
 
-results-feddrs: bench-feddrs ## those of docs/results/feddrs.md
+results-feddrs: $(READY) ## those of docs/results/feddrs.md
 	$(COMPARE) experiments/feddrs/small
 
 pretrain: $(READY) ## distil MiniLM into the four small models of common/models/weights, with texts from ../shared/data; hours

@@ -55,10 +55,10 @@ class FedIDParams(Params):
                 "feedback = 'exact' has no useful derivative through the first step of a fresh AdamW, which is all but "
                 "a sign; set optimizer_state = 'persistent', or server_optimizer = 'sgd' with a larger distill_rate"
             )
-        if self.feedback == "exact" and self.server_optimizer != "sgd" and self.lambda_ == "1/eta":
+        if self.feedback != "none" and self.server_optimizer != "sgd" and self.lambda_ == "1/eta":
             raise ValueError(
-                "lambda = '1/eta' is for plain gradient steps: through AdamW feedback would be 57 times distillation; "
-                "leave lambda at 1, or set server_optimizer = 'sgd'"
+                "lambda = '1/eta' is for plain gradient steps: AdamW's are long whatever the gradient, and feedback "
+                "would drown distillation (57 times it, if exact); leave lambda at 1, or set server_optimizer = 'sgd'"
             )
         if self.feedback == "exact" and self.aggregation != "mean":
             raise ValueError("feedback = 'exact' is the derivative by a weighted mean; set aggregation = 'mean'")

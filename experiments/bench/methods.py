@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from fedstill.common.config import RunConfig
+from fedstill.common.config.files import load_run
 from fedstill.common.data.splits import Text
 from fedstill.common.models import text_model as models
 from fedstill.common.models.tokens import Encoded
@@ -36,7 +38,6 @@ WARM = ["method.warmup_epochs=6", "method.local_epochs=1"]
 # be a teacher. Transport is as steep far from the target as near it, so it wants smaller steps, and more of them.
 NOISE = ["method.noise_texts=1000", "method.noise_length=48"]
 NOISE += ["method.pretrain_epochs=0", "method.without_forgetting=false"]
-EXACT = ["method.feedback=exact", "method.lambda=1/eta"]
 
 
 def of(name: str, *settings: str) -> list[str]:
@@ -50,7 +51,7 @@ ROWS: dict[str, list[str]] = {
     "fedid, scalar": of("fedid"),
     "fedid, scalar, float16": of("fedid", "exchange.predictions=float16"),
     "fedid, scalar, int8": of("fedid", "exchange.predictions=int8"),
-    "fedid, exact": of("fedid", *EXACT),
+    "fedid, exact": of("fedid", "method.feedback=exact"),
     "fedkd": of("fedkd", *SHOT),
     "ds-fl": of("ds-fl"),
     "mhat": of("mhat"),
@@ -82,13 +83,8 @@ def tokenise_once() -> None:
         models.encode = encode
 
 
-def run(row: str, seed: int) -> dict[str, object]:
-    """One run of a row."""
-    from fedstill.common.config.files import load_run
-    from fedstill.experiments.compare.worker import run_in_process
-
-    tokenise_once()
-    isolated = row.startswith("isolated")
+def settings_of(row: str, seed: int) -> RunConfig:
+    """The configuration of a row's run."""
     common = [
         "rounds=1",
         "method.local_epochs=6",
@@ -100,7 +96,15 @@ def run(row: str, seed: int) -> dict[str, object]:
     ]
     demo = (HERE / "tiny.toml").read_text(encoding="utf-8")
     demo = demo.replace("distill_epochs = 2\n", "")  # not every method has it; those that do mean 3
-    config = load_run(demo, [*common, *ROWS[row]])
+    return load_run(demo, [*common, *ROWS[row]])
+
+
+def run(row: str, seed: int) -> dict[str, object]:
+    """One run of a row."""
+    from fedstill.experiments.compare.worker import run_in_process
+
+    tokenise_once()
+    isolated, config = row.startswith("isolated"), settings_of(row, seed)
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         facts = run_in_process(config, Path(folder), reuse=CACHE)

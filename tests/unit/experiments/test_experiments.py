@@ -1,20 +1,29 @@
 """The papers' tables, at full size and in small: every row would start, and every table names rows that are there."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
+from fedstill.common.config import RunConfig
 from fedstill.common.data.tasks import SITE_SETS, TASKS
+from fedstill.experiments.bench.methods import ROWS, settings_of
 from fedstill.experiments.compare.columns import COSTS, Column
 from fedstill.experiments.compare.table_file import find_tables, read_tables
 from fedstill.experiments.compare.tables import Table
+from fedstill.server import federation
+from fedstill.server.central import CentralModel, SharedModel
+from fedstill.server.federation import Federation
 from fedstill.strategies import METHODS, find_method
+from fedstill.strategies.adafd import method as adafd
 
 ROOT = Path(__file__).resolve().parents[3] / "experiments"
 PAPERS = ("fedid", "adafd", "sinkhorn", "feddrs", "atc")
 FILES = [file for paper in PAPERS for place in ("", "small") for file in find_tables(ROOT / paper / place)]
+SCREEN = find_tables(ROOT / "screen")
 SCORES = {"accuracy", "f1", "f1_macro", "f1_weighted", "mcc", "semantic_distance", "mean_over_tasks", "score"}
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -28,11 +37,38 @@ def table(name: str) -> Table:
     return next(one for file in FILES for one in tables(file) if one.name == name)
 
 
-@each_file
-def test_every_row_would_start(file: Path) -> None:
+def size(share: int | float) -> int:
+    return int(1000 * share) if 0 < share < 1 else int(share)
+
+
+def central_without_a_model(config: RunConfig) -> MagicMock:
+    """What a run's settings are checked against: hundreds of rows would take hours to load."""
+    kind, data = SharedModel if config.mixed else CentralModel, config.data
+    central = MagicMock(task=TASKS.get(config.task.name), classes=2)
+    central.check_method = partial(kind.check_method, central)
+    central.labelled, central.public = range(size(data.labelled)), range(size(data.public))
+    central.blind = central.labelled if data.blind else range(0)
+    return central
+
+
+@pytest.fixture
+def would_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[RunConfig], None]:
+    """Goes as far as a run's start does without models: unknown parameters, and settings that do not go together."""
+    monkeypatch.setattr(federation, "make_central", central_without_a_model)
+    monkeypatch.setattr(adafd, "open_llm", lambda config: None)  # language models are not at hand either
+    return lambda config: Federation(config, tmp_path / "run").record.event("begins")
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_of_the_methods_benchmark_would_start(row: str, would_start: Callable[[RunConfig], None]) -> None:
+    would_start(settings_of(row, 1))
+
+
+@pytest.mark.parametrize("file", [*FILES, *SCREEN], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_row_would_start(file: Path, would_start: Callable[[RunConfig], None]) -> None:
     for one in tables(file):
         for name, config in one.rows.items():
-            find_method(config.method)  # refuses unknown methods, presets and parameters
+            would_start(config)
             assert config.mixed or config.task.name in {*TASKS, "superglue"}, name
             assert config.task.public_task is None or config.task.public_task in TASKS, name
             for site in config.sites:
@@ -81,7 +117,7 @@ def test_the_tables_of_five_papers_are_93_with_folders_of_their_own_in_few_files
 
 
 def test_no_small_table_reports_a_seed_that_settings_were_chosen_with() -> None:
-    small = [*(file for file in FILES if "small" in file.parts), *find_tables(ROOT / "screen")]
+    small = [*(file for file in FILES if "small" in file.parts), *SCREEN]
     assert len(small) >= 14
     for file in small:
         for one in tables(file):
