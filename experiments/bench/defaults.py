@@ -36,7 +36,7 @@ RESULTS = Path(__file__).resolve().parent / "defaults.json"
 FAMILIES = ("small-bert", "small-roberta", "small-xlnet", "small-t5")
 FIVE_CLASSES = {"private": 1500, "public": 480, "test": 1000}
 TASKS: dict[str, dict[str, Any]] = {
-    "film-reviews": {"train": {"keep": "end"}},
+    "film-reviews": {"train": {"keep": "end"}, "data": {"test_seed": 1}},  # whose texts the small models never read
     "sst2": {},
     "ag_news": {},
     "amazon": {"train": {"keep": "end"}},
