@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fedstill.common.config.files import load_run
+from fedstill.common.practice import Practice
 
 from .conftest import Federation
 
@@ -75,6 +76,14 @@ def test_a_hopeless_rate_is_told_in_one_round(federation: Make, rate: str, metho
     made = federation(load_run(HEADS, changes))
     assert {("north", "its loss on its"), ("south", "its loss on its")} <= told(made)
     assert any("sites.north.learning_rate" in event["change"] for event in made.events("warning"))
+
+
+def test_scores_from_before_the_first_round_are_not_held_against_later_ones(federation: Make) -> None:
+    made = federation(load_run(HEADS, ("rounds=3", "report.evaluate=end")))
+    made.nodes[0].train_privately(3, Practice())  # ahead of the central model before the run, not after it
+    assert told(made) == set()
+    before = made.events("tested")[0]
+    assert before["central"]["accuracy"] < before["sites"]["north"]["accuracy"] - 0.11
 
 
 def test_a_central_model_that_puts_one_class_first_is_told_in_one_round(federation: Make) -> None:

@@ -55,6 +55,13 @@ def test_the_mean_is_compared_with_the_best_site_on_texts_whose_labels_are_known
     better = seen.compared({"north": 90, "south": 10})
     assert better is not None
     assert (better.together, better.error) == (1.0, 0.0)
+    # the plain one may be the better: 0.9 + 0.4 > 1, and by sizes 0.1 * 0.9 + 0.9 * 0.4 < 0.5
+    seen = PseudoLabels(2, 1, known={0: 0})
+    seen.observe("north", np.array([0]), weak[[0]])
+    seen.observe("south", np.array([0]), strong[[1]])
+    plain = seen.compared({"north": 10, "south": 90})
+    assert plain is not None
+    assert plain.together == 1.0
 
 
 def test_nothing_is_compared_without_labels_or_with_one_site() -> None:
