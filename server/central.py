@@ -45,6 +45,7 @@ class CentralModel:
         self.labels = self._labels_of(self.texts.labelled)
         self.blind = self.texts.blind  # public rows whose labels the server knows, one for each labelled text
         self.test_texts = model.encode(self.texts.test.texts)
+        self.tested = np.empty(0, np.int64)  # the classes of the test texts, as of the last test
         self._place = (0, 0)
 
     def _new_learner(self) -> Learner:
@@ -93,6 +94,12 @@ class CentralModel:
     def classes(self) -> int:
         """The number of classes of the task."""
         return len(self.task.labels)
+
+    @property
+    def largest_class(self) -> float:
+        """The share of the largest class among the labelled or the test texts, whichever is larger."""
+        held = [np.asarray(each.labels) for each in (self.texts.labelled, self.texts.test) if len(each)]
+        return max((float(np.bincount(labels).max() / len(labels)) for labels in held), default=0.0)
 
     def predict(self, rows: Rows) -> np.ndarray:
         """Return logits on public rows."""
@@ -195,11 +202,15 @@ class CentralModel:
 
     def test(self) -> dict[str, float]:
         """Return the task's scores on the test texts, and its metric for each domain."""
-        return self._test(self.learner)
+        logits = self._test_logits(self.learner)
+        self.tested = logits.argmax(axis=-1)
+        return self._scores(self.learner, logits)
 
-    def _test(self, learner: Learner) -> dict[str, float]:
+    def _test_logits(self, learner: Learner) -> np.ndarray:
         with learner.at("test"):
-            logits = learner.predict(self.test_texts, np.arange(len(self.test_texts)))
+            return learner.predict(self.test_texts, np.arange(len(self.test_texts)))
+
+    def _scores(self, learner: Learner, logits: np.ndarray) -> dict[str, float]:
         arguments = (self.task, np.asarray(self.texts.test.labels), logits, self.texts.test.domains)
         return task_scores(*arguments) | domain_scores(*arguments) | self._second_test(learner)
 
@@ -218,7 +229,7 @@ class CentralModel:
         learner = self._new_learner()
         with learner.at("centralized"):
             self._fit_private(learner, epochs, practice)
-        return self._test(learner)
+        return self._scores(learner, self._test_logits(learner))
 
     def fit_private(self, epochs: int, practice: Practice) -> float:
         """Train CE on all private texts, where the run holds them; return the last epoch's mean loss."""

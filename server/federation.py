@@ -28,7 +28,7 @@ from fedstill.server import recovery
 from fedstill.server.admission import Admission
 from fedstill.server.central import make_central
 from fedstill.server.costs import Costs, by_formula
-from fedstill.server.diagnosis import Diagnosis
+from fedstill.server.diagnosis import ENOUGH, Finding, diagnosis_of
 from fedstill.server.link import Link, open_link
 from fedstill.server.observed import coordinator
 from fedstill.server.pseudo_labels import PseudoLabels
@@ -57,8 +57,10 @@ class Federation:
         if config.exchange.secure and (reason := self.method.why_no_sums()) is not None:
             raise ValueError(f"exchange.secure: {self.method.name} {reason}; choose another method, or secure = false")
         self.results, self.costs = Results(), Costs()
-        self.diagnosis = Diagnosis(self.central.classes, self.method.p.schedule == "constant")
-        self.pseudo = PseudoLabels(self.central.classes, len(self.central.public), self.central.texts.public_truth)
+        self.diagnosis = diagnosis_of(config, self.method, self.central)
+        known = dict(zip(self.central.blind.tolist(), self.central.labels.tolist(), strict=False))
+        public, truth = len(self.central.public), self.central.texts.public_truth
+        self.pseudo = PseudoLabels(self.central.classes, public, truth, known)
         self.pulse = Pulse(self.record, self.costs)
         self.number = 0  # of the round
         self.participants: tuple[str, ...] = ()
@@ -166,7 +168,7 @@ class Federation:
             self._evaluate(number)
             self.event("round_finished", rounds=self.config.rounds, metrics=metrics,
                        central=self.results.central(), sites=self.results.sites())  # fmt: skip
-            findings = self.diagnosis.after_round(metrics, self.results.central(), self.results.sites())
+            findings = self._findings(metrics)
             if self.diagnosis.agreement:
                 self.event("agreement", **self.diagnosis.agreement)
             if self.local_losses:
@@ -331,14 +333,33 @@ class Federation:
             self.record.event("centralized", metrics=self.results.centralized)
 
     def _evaluate(self, number: int) -> None:
-        if number not in (0, self.config.rounds) and self.config.report.evaluate == "end":
+        if not self._is_tested(number):
             return
         self.number = number
         self.results.tested(number, "central", self.central.test())
+        if number and self.method.teaches_central and not (self.config.mixed or self.central.task.choices):
+            self.diagnosis.tested = self.central.tested
         open_sites = tuple(name for name, facts in self.sites.items() if facts.get("privacy") != "noise")
         for reply in self.ask(evaluate.ask(Nothing(), to=open_sites, check=self._scores, optional=True)):
             self.results.tested(number, reply.node, reply.metrics)
         self.record.metrics(self.results.history)
+
+    def _is_tested(self, number: int) -> bool:
+        return number in (0, self.config.rounds) or self.config.report.evaluate != "end"
+
+    def _findings(self, metrics: Facts) -> list[Finding]:
+        """What the round gives reason to say, from everything that the server has seen of it."""
+        sizes = {name: int(facts.get("texts", 0)) for name, facts in self.sites.items()}
+        tested = self._is_tested(self.number)  # else the last scores are those from before the first round
+        return self.diagnosis.after_round(
+            metrics,
+            self.results.central() if tested and self.method.teaches_central else {},
+            self.results.sites() if tested else {},
+            self.number,
+            self.number == self.config.rounds,
+            {site: losses for site, losses in self.local_losses.items() if sizes.get(site, 0) >= ENOUGH},
+            self.pseudo.compared(sizes) if self.method.averages_predictions() else None,
+        )
 
     def _scores(self, reply: Reply) -> None:
         """Refuse a test without the scores that the report shows: the central model's main ones, or a mean."""

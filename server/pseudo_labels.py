@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,17 +29,29 @@ class Pass:
         return np.asarray(np.where(self.said, self.probabilities.argmax(axis=-1), NOBODY))
 
 
+@dataclass(frozen=True)
+class Compared:
+    """The mean of the sites' probabilities beside the best site, on public texts whose labels the server knows."""
+
+    texts: int
+    site: str  # the best one
+    best: float  # its accuracy
+    together: float  # that of the mean
+    error: float  # standard error of the difference
+
+
 @dataclass
 class PseudoLabels:
     """Collects predictions of public rows; a site begins its next pass when it predicts a row again.
 
     `truth` has the labels that the public texts really have. Only an experiment knows them, one whose public texts
-    were cut from labelled ones; nothing is trained with them.
+    were cut from labelled ones; nothing is trained with them. `known` are the labels of the blind texts, by their rows.
     """
 
     classes: int
     texts: int
     truth: Labels | None = None
+    known: Mapping[int, int] = field(default_factory=dict)
     before: dict[str, Pass] = field(default_factory=dict)  # each site's last pass of an earlier round
     passes: dict[str, list[Pass]] = field(default_factory=dict)  # of this round
 
@@ -52,6 +65,26 @@ class PseudoLabels:
             mine.append(Pass(empty, np.zeros(self.texts, bool)))
         mine[-1].probabilities[rows] = softmax(logits)
         mine[-1].said[rows] = True
+
+    def compared(self, sizes: Mapping[str, int]) -> Compared | None:
+        """Compare the sites' mean with the best site, on what all of them said last; None without labels.
+
+        Of two means, by the sites' sizes and plain, the better one counts, whichever the method takes.
+        """
+        now = {site: mine[-1] for site, mine in self.passes.items()}
+        labels = np.full(self.texts, NOBODY) if self.truth is None else self.truth.copy()
+        labels[list(self.known)] = list(self.known.values())
+        asked = np.logical_and.reduce([labels != NOBODY, *(one.said for one in now.values())])
+        if len(now) < 2 or not asked.any():
+            return None
+        truth, said = labels[asked], np.stack([one.probabilities[asked] for one in now.values()])
+        right = {site: one.first[asked] == truth for site, one in now.items()}
+        site = max(right, key=lambda name: right[name].mean())
+        weights = np.array([[1] * len(now), [sizes[name] for name in now]], float)
+        together = max(np.einsum("wk,knc->wnc", weights, said).argmax(axis=-1) == truth, key=np.mean)
+        # of the same texts: only those count that one of the two has right (McNemar)
+        error = float(np.sqrt((right[site] != together).mean() / len(truth)))
+        return Compared(len(truth), site, float(right[site].mean()), float(together.mean()), error)
 
     def after_round(self) -> list[tuple[Facts, Facts | None]]:
         """Return each pass of the round: movement and largest class, and how right they are where that is known."""

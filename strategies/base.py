@@ -100,6 +100,7 @@ class Method(Strategy):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}}
     needs_same_models: ClassVar[bool] = False
     own_tasks: ClassVar[Literal["refused", "possible", "needed"]] = "refused"  # sites with different tasks
+    teaches_central: ClassVar[bool] = True  # else nothing is said of a central model that has not learned
     formula: ClassVar[Formula | None] = None  # bytes of a round by the paper's arithmetic
     no_pipeline: ClassVar[str] = "gets no predictions row by row, which the central model could begin with"
 
@@ -139,6 +140,10 @@ class Method(Strategy):
     def why_no_sums(self) -> str | None:
         """Return why the method needs the sites' single answers; None if their weighted sum suffices."""
         return "looks at every site's own answer"
+
+    def averages_predictions(self) -> bool:
+        """Whether the ensemble is the mean of what sites say of public texts, by their sizes or plain."""
+        return False
 
     def site_began_anew(self, site: str) -> None:
         """Note that a site has restarted: it holds at most what its own last checkpoint has."""

@@ -19,6 +19,7 @@ class Isolated(Method):
     paper = "lower bound"
     presets: ClassVar = PRESETS
     own_tasks = "possible"
+    teaches_central = False
 
     def round(self, fed: Federation) -> Round:
         return {"loss": mean_loss((yield self.train_locally(fed)))}

@@ -120,6 +120,9 @@ class FedID(Method):
         if self.p.feedback != "none" and not len(fed.central.labelled):
             raise ValueError("for feedback data.labelled is 0; give it some, or set method.feedback = 'none'")
 
+    def averages_predictions(self) -> bool:
+        return self.p.aggregation == "mean"
+
     def why_no_sums(self) -> str | None:
         if self.p.pipeline:
             return "with pipeline = 1 overlaps its Asks, and a secure sum takes several"

@@ -72,6 +72,9 @@ class FedKD(EnsembleMethod, TaughtMethod):
                 "set method.class_weights = false, or method.aggregation = 'mean'"
             )
 
+    def averages_predictions(self) -> bool:
+        return super().averages_predictions() and not self.p.class_weights
+
     def round(self, fed: Federation) -> Round:
         rows = fed.public_rows
         sites = names((yield self.train_locally(fed)))

@@ -40,6 +40,9 @@ class MHAT(TaughtMethod):
             return NO_SUMS
         return None if self.p.loss == "kl" else "takes each site's hard vote; loss = 'kl' needs none"
 
+    def averages_predictions(self) -> bool:
+        return self.p.loss == "kl"  # else it sums hard votes
+
     def round(self, fed: Federation) -> Round:
         rows, kl = fed.public_rows, self.p.loss == "kl"
         trained = yield self.train_locally(fed)

@@ -123,6 +123,9 @@ class EnsembleMethod(PredictingMethod):
 
     p: EnsembleParams
 
+    def averages_predictions(self) -> bool:
+        return self.p.aggregation == "mean"
+
     def mean_logits(self, replies: list[Reply]) -> Matrix:
         """z = sum_k w_k z_k, or the rule that stands for the mean."""
         return combine(logits_of(replies), self.site_weights(replies), self.p.aggregation)

@@ -38,3 +38,36 @@ def test_without_labels_nothing_is_said_of_being_right_and_a_part_is_enough() ->
     seen.observe("north", np.array([0]), np.zeros((1, 3)))  # of other classes: not a prediction of these texts
     [(facts, right)] = seen.after_round()
     assert (facts["texts"], facts["together"], right) == (2, {"largest": 1.0}, None)
+
+
+def test_the_mean_is_compared_with_the_best_site_on_texts_whose_labels_are_known() -> None:
+    # rows 0 to 3 are blind texts; of row 4 nobody knows the label, and row 5 south has not predicted
+    seen = PseudoLabels(2, 6, known={0: 0, 1: 1, 2: 0, 3: 1, 5: 0})
+    strong, weak = np.log([[0.6, 0.4], [0.4, 0.6]]), np.log([[0.9, 0.1], [0.1, 0.9]])
+    seen.observe("north", np.arange(6), strong[[0, 1, 0, 1, 0, 0]])  # right, but not sure
+    seen.observe("south", np.arange(5), weak[[0, 0, 1, 1, 1]])  # sure, and wrong on rows 1 and 2
+    compared = seen.compared({"north": 10, "south": 10})
+    # the mean follows south; they differ on two of four texts: sqrt(0.5 / 4)
+    assert compared is not None
+    assert (compared.texts, compared.site, compared.best, compared.together) == (4, "north", 1.0, 0.5)
+    assert compared.error == pytest.approx(0.125**0.5)
+    # by sizes of 90 and 10 it follows north: 0.9 * 0.6 + 0.1 * 0.1 > 0.5
+    better = seen.compared({"north": 90, "south": 10})
+    assert better is not None
+    assert (better.together, better.error) == (1.0, 0.0)
+    # the plain one may be the better: 0.9 + 0.4 > 1, and by sizes 0.1 * 0.9 + 0.9 * 0.4 < 0.5
+    seen = PseudoLabels(2, 1, known={0: 0})
+    seen.observe("north", np.array([0]), weak[[0]])
+    seen.observe("south", np.array([0]), strong[[1]])
+    plain = seen.compared({"north": 10, "south": 90})
+    assert plain is not None
+    assert plain.together == 1.0
+
+
+def test_nothing_is_compared_without_labels_or_with_one_site() -> None:
+    for known, sites in (({}, ("north", "south")), ({0: 1}, ("north",))):
+        seen = PseudoLabels(2, 4, known=known)
+        assert seen.compared({}) is None
+        for site in sites:
+            seen.observe(site, np.arange(4), SURE[[0, 1, 0, 1]])
+        assert seen.compared({"north": 1, "south": 1}) is None

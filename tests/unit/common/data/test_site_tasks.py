@@ -135,6 +135,14 @@ def test_models_that_cannot_write_are_refused() -> None:
         load_mixed(ModelConfig(name="tiny-xlnet"), 2, 1)
 
 
+def test_a_frozen_encoder_is_refused_since_whole_models_are_trained() -> None:
+    for freeze in ("encoder", 1):
+        with pytest.raises(
+            ModelError, match="model tiny-bert: a run with task mixed trains whole models; take freeze out"
+        ):
+            load_mixed(ModelConfig.model_validate({"name": "tiny-bert", "freeze": freeze}), 2, 1)
+
+
 def test_a_task_that_cannot_be_is_refused_with_the_cure(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [{"question": "q", "context": "it is red", "answer": "blue"}] * 3)
     task = SiteTask(kind="question-answering", train=file)

@@ -1,5 +1,6 @@
 """Decoder-only models: label words after a prompt, or a head on the last token, in models made from a seed."""
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -54,7 +55,7 @@ def by_hand(folder: str, prompt: str, words: list[list[int]]) -> torch.Tensor:
     return found - found.mean()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
 @pytest.mark.parametrize("words", [("bad", "good"), ("bad film", "bad story", "good")])
 def test_a_class_is_scored_by_its_word_after_the_prompt(models: dict[str, str], family: str, words: tuple) -> None:
     task = Task("t", tuple(f"l{i}" for i in range(len(words))), label_words=words, prompt="Review: {text}\nIt was")
@@ -126,7 +127,7 @@ def test_a_model_without_a_pad_token_and_with_a_tied_head_trains_saves_and_comes
     torch.testing.assert_close(logits(load(str(tmp_path))), logits(model))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2"])
 def test_lower_layers_can_be_frozen_and_the_encoder_too(models: dict[str, str], family: str) -> None:
     task = Task("t", ("bad", "good"))
     torch.testing.assert_close(
@@ -178,6 +179,19 @@ def test_bad_settings_are_refused_with_the_cure(models: dict[str, str]) -> None:
         LearnerConfig(quantize="4bit")
     with pytest.raises(ModelError, match='set answer = "head"'):
         load(models["llama"]).check_takes_embeddings()
+
+
+def test_four_bits_ask_for_bitsandbytes_where_there_is_a_gpu(
+    models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        pytest.skip("bitsandbytes is installed here; the message is for machines without it")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    with pytest.raises(
+        ModelError, match=r"llama: quantize = '4bit' needs bitsandbytes: pip install 'fedstill\[4bit\]'"
+    ):
+        load(models["llama"], device="auto", quantize="4bit", lora=LoraConfig())
 
 
 @pytest.mark.shared
