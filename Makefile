@@ -9,7 +9,7 @@ export FLWR_DISABLE_UPDATE_CHECK = 1
 export RAY_USAGE_STATS_ENABLED = 0
 
 .PHONY: help setup demo docs screenshots test test-unit test-federation test-deploy test-compose test-faults test-portable test-mutants fuzz soak soak-short lint types tree check \
-	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-peers bench-scale bench-path bench-models bench-features bench-defaults pretrain clean results-fedid results-adafd results-sinkhorn results-evenhand results-atc results-feddrs bench-first bench-start bench-wan bench-combine
+	bench-exchange bench-transport bench-bytes bench-methods bench-parameters bench-adapters bench-feddrs bench-atc bench-poison bench-membership bench-dp bench-secure bench-train bench-pipeline bench-peers bench-scale bench-path bench-models bench-features bench-defaults pretrain clean results-pages results-fedid results-adafd results-sinkhorn results-evenhand results-atc results-feddrs bench-first bench-start bench-wan bench-combine
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -158,6 +158,9 @@ bench-defaults: $(READY) ## default settings on 4 families x 6 tasks x 3 methods
 
 # One command a page of docs/results: it runs what is missing (hours; it resumes) and writes tables, claims and pictures to runs/compare.
 COMPARE = FEDSTILL_DATA=$${FEDSTILL_DATA:-../shared/data} $(BIN)/fedstill compare
+results-pages: $(READY) ## write the evidence of docs/results anew from published scores, with its pictures
+	$(BIN)/python -m fedstill.experiments.compare.pages
+
 results-fedid: $(READY) ## the tables of docs/results/fedid.md: 20 paired seeds on cached features, all methods that exchange predictions
 	$(COMPARE) experiments/screen/methods.toml
 	$(COMPARE) experiments/screen/constant.toml

@@ -100,7 +100,7 @@ def write_claims(family: Sequence[Results], out: Path) -> list[Finding]:
     found = [one for one in findings(family) if one.evidence]
     if found:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "claims.md", markdown(found) + f"\n{_cost(family)}\n")
+        write_atomically(out / "claims.md", markdown(found) + f"\n{cost(family)}\n")
         write_atomically(out / "claims.json", json.dumps([_facts(one) for one in found], indent=1) + "\n")
         for one in found:
             forest(one, out / f"forest-{one.name}.png")
@@ -115,28 +115,36 @@ def markdown(found: Iterable[Finding]) -> str:
         "find four times in five.",
     ]
     for one in found:
-        lines += ["", f"## {one.claim.says}", "", f"{one.verdict[0].upper()}{one.verdict[1:]}.{_overall(one)}", ""]
-        lines += ["| table | compared with | difference | p | Holm | detectable |", "|---|---|---|---|---|---|"]
-        for row in one.evidence:
-            test = row.difference
-            half = half_width(test.deviation, test.n)
-            shown = f"{POINTS * test.mean:+.2f}" + ("" if half is None else f" ± {POINTS * half:.2f}")
-            power = "–" if test.detectable is None else f"{POINTS * test.detectable:.2f}"
-            cells = [
-                row.table,
-                row.second,
-                f"**{shown}**" if test.sure else shown,
-                _p(test.p),
-                _p(test.corrected),
-                power,
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-        if one.untold:
-            lines += ["", f"Not finished: {', '.join(one.untold)}."]
+        lines += ["", f"## {one.claim.says}", "", *evidence_lines(one)]
     return "\n".join(lines) + "\n"
 
 
-def _cost(family: Iterable[Results]) -> str:
+def evidence_lines(one: Finding) -> list[str]:
+    """Return a claim's verdict and its table as lines of Markdown."""
+    untold = [f"Not finished: {'; '.join(one.untold)}."] if one.untold else []
+    if not one.evidence:
+        return untold
+    lines = [f"{one.verdict[0].upper()}{one.verdict[1:]}.{_overall(one)}", ""]
+    lines += ["| table | compared with | difference | p | Holm | detectable |", "|---|---|---|---|---|---|"]
+    for row in one.evidence:
+        test = row.difference
+        half = half_width(test.deviation, test.n)
+        shown = f"{POINTS * test.mean:+.2f}" + ("" if half is None else f" ± {POINTS * half:.2f}")
+        power = "–" if test.detectable is None else f"{POINTS * test.detectable:.2f}"
+        cells = [
+            row.table,
+            row.second,
+            f"**{shown}**" if test.sure else shown,
+            _p(test.p),
+            _p(test.corrected),
+            power,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", *untold] if untold else lines
+
+
+def cost(family: Iterable[Results]) -> str:
+    """Return how many runs the evidence comes from, and what they took."""
     done = [run["done"] for results in family for row in results.rows.values() for run in row.summaries.values()]
     return f"{len(done)} runs, {sum(run.get('cpu_seconds', 0.0) for run in done) / 60:.0f} CPU minutes."
 
