@@ -49,10 +49,14 @@ def tied(command: Sequence[str], ending: str = "TERM") -> list[str]:
     """Return the command so that its process gets this signal when the thread that starts it dies.
 
     util-linux's setpriv arranges it in the new process. Python would have to run code between fork and exec instead,
-    where a parent with gRPC's threads can abort its child.
+    where a parent with gRPC's threads can abort its child. A parent that died before that sends no signal: the shell
+    then finds itself with another parent, and does not begin.
     """
     setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
-    return [*([] if setpriv is None else [setpriv, "--pdeathsig", ending]), *command]
+    if setpriv is None:
+        return list(command)
+    if_not_orphaned = 'test "$PPID" = "$0" && exec "$@"'
+    return [setpriv, "--pdeathsig", ending, "sh", "-c", if_not_orphaned, str(os.getpid()), *command]
 
 
 class Processes:

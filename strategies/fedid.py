@@ -182,8 +182,7 @@ class FedID(Method):
         practice = replace(practice, optimizer=self.p.server_optimizer)
         eta = central.learner.rate("distil", practice)
         strength = (1.0 / eta if eta else 0.0) if self.p.lambda_ == "1/eta" else self.p.lambda_
-        hard = self.p.target == "votes"
-        loss_kind: Literal["hard", "soft"] = "hard" if hard else "soft"
+        loss_kind: Literal["hard", "soft"] = "hard" if self.p.target == "votes" else "soft"
         back = Lesson(x0, y, self.p.distil, loss_kind, "none", strength=strength, dropout=self.p.dropout)
         if mode == "none":
             return back, central.step(x0, target, practice)
@@ -191,7 +190,7 @@ class FedID(Method):
         if mode == "exact":  # eq. 14, factored
             g, loss = central.step_with_feedback(x0, target, xv, practice, eta, self.p.dropout, self.p.jacobian)
             of: Literal["logits", "probabilities"] = "probabilities"  # a vote stands for them: straight-through
-            if self.p.average == "logits" and not hard:
+            if self.p.average == "logits" and loss_kind == "soft":
                 of, g = "logits", through_softmax(g, torch.from_numpy(y).to(g))
             return replace(back, feedback="exact", matrix=g.cpu().numpy(), matrix_of=of), loss
         dropout = self.p.dropout and mode == "scalar"
@@ -246,7 +245,6 @@ def _step(site: Node, pending: Pending, lesson: Lesson) -> float:
     if lesson.feedback == "scalar":
         loss = loss + scalar_surrogate(z_k, share * lesson.h)
     elif lesson.matrix is not None:  # eq. 14
-        g = site.targets(lesson.matrix, len(z_k))
-        loss = loss + share * exact_surrogate(z_k, g, lesson.matrix_of)
+        loss = loss + share * exact_surrogate(z_k, site.targets(lesson.matrix, len(z_k)), lesson.matrix_of)
     site.learner.one_step(loss, "interact", lesson.practice)
     return float(loss.detach())

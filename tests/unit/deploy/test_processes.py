@@ -19,7 +19,29 @@ time.sleep(100)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+DIES_FIRST = """
+import os, sys
+from fedstill.deploy.processes import tied
+command, parent = tied(["touch", sys.argv[1]]), os.getpid()
+if os.fork() == 0:
+    while os.getppid() == parent:
+        pass
+    os.execv(command[0], command)
+"""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+
+
+@linux
+def test_a_child_whose_parent_died_before_it_was_tied_does_not_begin(tmp_path: Path) -> None:
+    orphan = subprocess.run([sys.executable, "-c", DIES_FIRST, str(tmp_path / "orphan")], capture_output=True)
+    assert (orphan.returncode, orphan.stderr) == (0, b"")  # all ends of the pipe are closed: the child is gone too
+    assert not (tmp_path / "orphan").exists()
+    subprocess.run(tied(["touch", str(tmp_path / "child")]), check=True)
+    assert (tmp_path / "child").exists()
+
+
+@linux
 def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", STARTS_ONE, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

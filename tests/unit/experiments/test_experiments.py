@@ -47,7 +47,8 @@ def central_without_a_model(config: RunConfig) -> MagicMock:
     central = MagicMock(task=TASKS.get(config.task.name), classes=2)
     central.check_method = partial(kind.check_method, central)
     central.labelled, central.public = range(size(data.labelled)), range(size(data.public))
-    central.blind = central.labelled if data.blind else range(0)
+    central.blind = np.arange(size(data.labelled) if data.blind else 0)
+    central.labels = np.zeros(size(data.labelled), int)
     return central
 
 
