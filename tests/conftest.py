@@ -52,6 +52,24 @@ join_deadline = 120
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(Path(item.path).relative_to(TESTS).parts[0])
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = spread_out(items)
+
+
+def spread_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Put the files of deploy tests evenly among the others: processes mostly wait for each other.
+
+    At the end of the suite they would leave the cores idle, and one long file would keep everybody waiting.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [group for path, group in files.items() if path.parent.name == "deploy" and path.parent.parent == TESTS]
+    working = [group for group in files.values() if group not in waiting]
+    share = len(working) / max(1, len(waiting))
+    places = [(place, group) for place, group in enumerate(working)]
+    places += [(number * share - 0.5, group) for number, group in enumerate(waiting)]
+    return [item for _, group in sorted(places, key=lambda one: one[0]) for item in group]
 
 
 @pytest.fixture

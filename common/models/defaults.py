@@ -13,6 +13,7 @@ from fedstill.common.models.text_model import TextModel
 UNTRAINED = 1e-3  # layers drawn from a seed, and a head on a frozen encoder
 BY_SIZE = ((10_000_000, 3e-4), (60_000_000, 1e-4))  # pretrained models below so many parameters
 BASE = 2e-5  # larger ones, as in the papers
+T5 = 2.0  # factor for its families: at first they say how frequent the label words are, and must forget that
 ADAPTERS = 10.0  # factor for LoRA, at most UNTRAINED
 TOWARDS_OTHERS = 0.1  # of a site's own rate: AdamW's steps have a fixed size and must not drown out the labels
 CHASING = (
@@ -35,10 +36,14 @@ class Defaults:
 def defaults_of(model: TextModel, central: bool) -> Defaults:
     """Return a model's defaults; a central model learns from others only, a site above all from its own labels."""
     count = sum(value.numel() for value in model.parameters())
-    local, warmup, whole = UNTRAINED, 0.0, not isinstance(model, FrozenEncoder)
+    local, learned, warmup, whole = UNTRAINED, UNTRAINED, 0.0, not isinstance(model, FrozenEncoder)
     if model.pretrained and whole:
         local, warmup = next((rate for most, rate in BY_SIZE if count < most), BASE), WARMUP
-    learned = local if local == BASE else FROM_OTHERS * local  # large models keep the papers' rate
+        if local > BASE:  # large models keep the papers' rate
+            local *= T5 if "t5" in model.family else 1.0
+            learned = FROM_OTHERS * local
+        else:
+            learned = local
     factor = ADAPTERS if model.adapted else 1.0
     local, learned = min(factor * local, UNTRAINED), min(factor * learned, UNTRAINED)
     if central:

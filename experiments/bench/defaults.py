@@ -2,8 +2,8 @@
 
     python experiments/bench/defaults.py [--families small-bert ...] [--tasks sst2 ...]
 
-Three sites and a central model of one family, 200 labels a site and 400 test texts (500 and 1,000 for five classes),
-one round of six local epochs, texts of 32 tokens; no rate, no schedule, nothing is set but sizes. A run is at chance if
+Three sites and a central model of one family, 200 labels a site, 240 public and 400 test texts (500, 480 and 1,000
+where there are four or five classes), one round of six local epochs, texts of 32 tokens; no rate, no schedule, nothing is set but sizes. A run is at chance if
 its central model's accuracy is within two standard errors of what the commonest class would get. Texts come from
 ../shared/data, or from FEDSTILL_DATA. The three methods of a task and family share the sites' local training. Resumes;
 writes experiments/bench/defaults.json.
@@ -34,14 +34,14 @@ from fedstill.experiments.compare.shared_training import reuse_first_training
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 RESULTS = Path(__file__).resolve().parent / "defaults.json"
 FAMILIES = ("small-bert", "small-roberta", "small-xlnet", "small-t5")
-FIVE_CLASSES = {"private": 1500, "public": 480, "test": 1000}
+MANY_CLASSES = {"private": 1500, "public": 480, "test": 1000}
 TASKS: dict[str, dict[str, Any]] = {
     "film-reviews": {"train": {"keep": "end"}, "data": {"test_seed": 1}},  # whose texts the small models never read
     "sst2": {},
-    "ag_news": {},
+    "ag_news": {"data": MANY_CLASSES},
     "amazon": {"train": {"keep": "end"}},
-    "sst5": {"data": FIVE_CLASSES},
-    "graded": {"data": FIVE_CLASSES},
+    "sst5": {"data": MANY_CLASSES},
+    "graded": {"data": MANY_CLASSES},
 }
 METHODS = ("fedid", "ds-fl", "mhat")
 SIZES = {"private": 600, "public": 240, "labelled": 64, "test": 400, "test_seed": 0, "alpha": 3.0}

@@ -23,7 +23,7 @@ def learner(name: str, train: dict[str, Any], who: str = "north", **model: Any) 
     [
         ("tiny-bert", 1e-3, 1e-3, 0.0),
         ("small-bert", 3e-4, 6e-4, 0.06),
-        ("small-t5", 3e-4, 6e-4, 0.06),
+        ("small-t5", 6e-4, 1e-3, 0.06),
         ("minilm", 1e-4, 2e-4, 0.06),
     ],
 )
