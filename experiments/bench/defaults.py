@@ -3,10 +3,10 @@
     python experiments/bench/defaults.py [--families small-bert ...] [--tasks sst2 ...]
 
 Three sites and a central model of one family, 200 labels a site, 240 public and 400 test texts (500, 480 and 1,000
-where there are four or five classes), one round of six local epochs, texts of 32 tokens; no rate, no schedule, nothing is set but sizes. A run is at chance if
-its central model's accuracy is within two standard errors of what the commonest class would get. Texts come from
-../shared/data, or from FEDSTILL_DATA. The three methods of a task and family share the sites' local training. Resumes;
-writes experiments/bench/defaults.json.
+where there are four or five classes), one round of six local epochs, texts of 32 tokens; no rate, no schedule, nothing
+is set but sizes. A run is at chance if its central model's accuracy is within two standard errors of what the commonest
+class would get. Texts come from ../shared/data, or from FEDSTILL_DATA. The three methods of a task and family share the
+sites' local training. Resumes; writes experiments/bench/defaults.json.
 """
 
 from __future__ import annotations
