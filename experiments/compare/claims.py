@@ -18,6 +18,7 @@ from fedstill.experiments.compare.results import Results
 from fedstill.experiments.compare.significance import Difference, Spread, holm, paired, spread
 from fedstill.experiments.compare.tables import Claim, Table
 
+MOST_NAMED = 3  # tables that are not finished; of more only the number is said
 POINTS = 100.0  # scores are shares; differences are easier to read in points
 
 
@@ -121,7 +122,8 @@ def markdown(found: Iterable[Finding]) -> str:
 
 def evidence_lines(one: Finding) -> list[str]:
     """Return a claim's verdict and its table as lines of Markdown."""
-    untold = [f"Not finished: {'; '.join(one.untold)}."] if one.untold else []
+    several = len(one.untold) > MOST_NAMED
+    untold = [f"Not finished: {f'{len(one.untold)} tables' if several else '; '.join(one.untold)}."] * bool(one.untold)
     if not one.evidence:
         return untold
     lines = [f"{one.verdict[0].upper()}{one.verdict[1:]}.{_overall(one)}", ""]
