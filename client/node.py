@@ -103,7 +103,7 @@ class Node:
             "model": Path(self.site.model).name,
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
             "travelling": sum(p.numel() for p in self.learner.parameters),
-            "rates": {**self.learner.rates, "warmup": self.learner.warmup},
+            "rates": {**self.learner.rates, "warmup": self.learner.warmup, "fall": self.learner.fall},
             "texts": self.size,
             "labels": list(self.task.labels),
             "public": self.fingerprint,

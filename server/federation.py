@@ -75,11 +75,12 @@ class Federation:
         self._step, self._phase = 0, "start"
         self.link: Link  # how the sites are reached; set by `run`
         self.sites: dict[str, Facts] = {}  # the greeting of each site, in the run's order
-        if config.train.warmup and self.method.p.schedule == "constant":
-            raise ValueError(
-                "train.warmup is a share of a falling schedule, and method.schedule is constant; "
-                "set method.schedule to run, phase or call, or take train.warmup out"
-            )
+        for key in ("warmup", "fall"):
+            if getattr(config.train, key) and self.method.p.schedule == "constant":
+                raise ValueError(
+                    f"train.{key} is a share of a falling schedule, and method.schedule is constant; "
+                    f"set method.schedule to run, phase or call, or take train.{key} out"
+                )
         self.method.prepare(self)
 
     # --- what a method uses ---
@@ -154,7 +155,7 @@ class Federation:
         central = self.central.learner
         rates = {name: greeting.get("rates") or {} for name, greeting in link.sites.items()}
         own = {str(purpose): rate for purpose, rate in central.rates.items()}
-        self.record.note_rates({"central": {**own, "warmup": central.warmup}, **rates})
+        self.record.note_rates({"central": {**own, "warmup": central.warmup, "fall": central.fall}, **rates})
         done = recovery.resume(self) if resume else None
         if done is None:
             self._yardsticks()

@@ -69,9 +69,9 @@ class Record:
             if heading not in text:
                 lines = [
                     f"# {name}: learning {of['local']:g}, distillation {of['distil']:g}, "
-                    f"interaction {of['interact']:g}, warm-up {of['warmup']:g}"
+                    f"interaction {of['interact']:g}, warm-up {of['warmup']:g}, fall {of['fall']:g}"
                     for name, of in rates.items()
-                    if {"local", "distil", "interact", "warmup"} <= set(of)
+                    if {"local", "distil", "interact", "warmup", "fall"} <= set(of)
                 ]
                 write_atomically(path, f"{text}\n{heading}, each model brings its own.\n" + "\n".join(lines) + "\n")
 

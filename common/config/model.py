@@ -57,6 +57,8 @@ class TrainConfig(Section):
     clip: float | None = Field(None, gt=0)  # the norm to which each gradient is clipped
     # share of a falling schedule spent on warm-up; by default none, or the model's own where it brings its rate as well
     warmup: float | None = Field(None, ge=0, lt=1)
+    # its last part, in which the rate falls; by default all of it, or the model's own where it brings its rate as well
+    fall: float | None = Field(None, gt=0, le=1)
 
 
 class LearnerConfig(Section):

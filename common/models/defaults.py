@@ -1,4 +1,4 @@
-"""How a model trains where nobody says: rates and warm-up by its size, and by whether it is pretrained.
+"""How a model trains where nobody says: rates and their course by its size, and by whether it is pretrained.
 
 A run's train.learning_rate or a learner's own learning_rate replaces all of it; tables of papers set the papers' rates.
 """
@@ -21,24 +21,28 @@ CHASING = (
 )
 FROM_OTHERS = 2.0  # of that rate, for a central model: it never sees private texts and takes few steps on public ones
 WARMUP = 0.06  # share of a falling schedule, for pretrained layers: their first steps would undo what they know
+FALL = (
+    0.5  # the last part of a falling schedule, in which it falls, for pretrained layers: else they learn half as much
+)
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Rates of a model's own training and of its steps towards others' predictions (fixed, moving), and its warm-up."""
+    """Rates of a model's own training and of its steps towards others' predictions (fixed, moving); their course."""
 
     local: float
     distil: float
     interact: float
     warmup: float
+    fall: float
 
 
 def defaults_of(model: TextModel, central: bool) -> Defaults:
     """Return a model's defaults; a central model learns from others only, a site above all from its own labels."""
     count = sum(value.numel() for value in model.parameters())
-    local, learned, warmup, whole = UNTRAINED, UNTRAINED, 0.0, not isinstance(model, FrozenEncoder)
+    local, learned, course, whole = UNTRAINED, UNTRAINED, (0.0, 1.0), not isinstance(model, FrozenEncoder)
     if model.pretrained and whole:
-        local, warmup = next((rate for most, rate in BY_SIZE if count < most), BASE), WARMUP
+        local, course = next((rate for most, rate in BY_SIZE if count < most), BASE), (WARMUP, FALL)
         if local > BASE:  # large models keep the papers' rate
             local *= T5 if "t5" in model.family else 1.0
             learned = FROM_OTHERS * local
@@ -47,5 +51,5 @@ def defaults_of(model: TextModel, central: bool) -> Defaults:
     factor = ADAPTERS if model.adapted else 1.0
     local, learned = min(factor * local, UNTRAINED), min(factor * learned, UNTRAINED)
     if central:
-        return Defaults(local, learned, learned, warmup)
-    return Defaults(local, TOWARDS_OTHERS * local, (CHASING if whole else TOWARDS_OTHERS) * local, warmup)
+        return Defaults(local, learned, learned, *course)
+    return Defaults(local, TOWARDS_OTHERS * local, (CHASING if whole else TOWARDS_OTHERS) * local, *course)

@@ -57,17 +57,18 @@ class Learner:
         self.batch_size = settings.batch_size or train.batch_size
         self.accumulate = settings.accumulate
         defaults, rate = defaults_of(model, central=name == CENTRAL), settings.learning_rate or train.learning_rate
-        own = {
+        rates = {
             "local": defaults.local,
             "distil": defaults.distil,
             "interact": defaults.interact,
             "assign": defaults.local,
         }
-        self.rates: dict[Purpose, float] = {purpose: rate or own[purpose] for purpose in get_args(Purpose)}
+        self.rates: dict[Purpose, float] = {purpose: rate or rates[purpose] for purpose in get_args(Purpose)}
         if settings.distill_rate:
             self.rates["distil"] = self.rates["interact"] = settings.distill_rate
-        own_warmup = 0.0 if rate else defaults.warmup  # rates that somebody set come with their own schedule
-        self.warmup = own_warmup if train.warmup is None else train.warmup
+        own = (0.0, 1.0) if rate else (defaults.warmup, defaults.fall)  # rates that somebody set bring their own course
+        self.warmup = own[0] if train.warmup is None else train.warmup
+        self.fall = min(own[1] if train.fall is None else train.fall, 1.0 - self.warmup)
         self.weight_decay, self.clip = train.weight_decay, train.clip
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.compute_seconds = 0.0
@@ -245,12 +246,12 @@ class Learner:
             group["lr"] = self.rate(purpose, practice, share)
 
     def rate(self, purpose: Purpose, practice: Practice, share: float = 0.0) -> float:
-        """Return the rate when `share` of a call is done: it warms up, then falls to zero or stays."""
+        """Return the rate when `share` of a call is done: it warms up, stays, and falls to zero if it is to."""
         if practice.decay is None:
             return self.rates[purpose]
         start, end = practice.decay
         at = start + share * (end - start)
-        return self.rates[purpose] * (at / self.warmup if at < self.warmup else (1.0 - at) / (1.0 - self.warmup))
+        return self.rates[purpose] * (at / self.warmup if at < self.warmup else min(1.0, (1.0 - at) / self.fall))
 
     # --- states ---
 

@@ -39,6 +39,7 @@ class Trial:
     batch: int  # texts in a step
     rates: Mapping[str, float]
     warmup: float  # share of a falling schedule
+    fall: float  # its last part, in which the rate falls
     step: float  # seconds of one training step
     prediction: float  # seconds of predicting as many texts
 
@@ -107,6 +108,7 @@ def _tried(name: str, learner: Learner, texts: Batches, loss: Callable[[Tensor, 
         batch=learner.batch_size,
         rates={str(purpose): rate for purpose, rate in learner.rates.items()},
         warmup=learner.warmup,
+        fall=learner.fall,
         step=step,
         prediction=prediction,
     )

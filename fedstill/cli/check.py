@@ -80,6 +80,7 @@ def _show_cost(examination: Examination, cost: Forecast) -> None:
             "learning rate": f"{trial.rates['local']:g}",
             "distil rate": f"{trial.rates['interact' if interactive else 'distil']:g}",
             "warm-up": f"{trial.warmup:.0%}" if falls else "-",
+            "falls": f"the last {trial.fall:.0%}" if falls else "-",
             "one step": f"{1000 * trial.step:.0f} ms",
         }
         for who, trial in examination.tried()

@@ -78,6 +78,7 @@ def test_config_toml_lists_the_rates_that_were_used_and_reads_as_before(federati
     ("changes", "cure"),
     [
         (("train.warmup=0.1",), "set method.schedule to run, phase or call, or take train.warmup out"),
+        (("train.fall=0.1",), "set method.schedule to run, phase or call, or take train.fall out"),
         (("method.name=sinkhorn", "method.eps=0.1"), "take eps out, or set method.solver = 'log_sinkhorn'"),
     ],
 )

@@ -50,6 +50,8 @@ def test_rates_are_shown_as_they_resolve(small: Small, tmp_path: Path) -> None:
     assert rates["south"] == (1e-3, pytest.approx(1e-4))
     warmup = {who: trial.warmup for who, trial in seen.tried()}
     assert (warmup["north"], warmup["south"]) == (0.06, 0.0)  # pretrained layers, and layers drawn from a seed
+    fall = {who: trial.fall for who, trial in seen.tried()}
+    assert (fall["north"], fall["south"]) == (0.5, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from fedstill.common.config.model import ModelConfig
 from fedstill.common.data.tasks import TASKS
 from fedstill.common.models.learner import CENTRAL, Learner
 from fedstill.common.models.loading import load_model
+from fedstill.common.practice import Practice
 
 
 def learner(name: str, train: dict[str, Any], who: str = "north", **model: Any) -> Learner:
@@ -51,7 +52,20 @@ def test_a_distill_rate_is_for_fixed_and_moving_targets() -> None:
     assert (site.rates["local"], site.rates["distil"], site.rates["interact"]) == (1e-3, 0.5, 0.5)
 
 
+def test_pretrained_layers_keep_their_rate_until_half_of_the_run_is_done() -> None:
+    site, run = learner("small-bert", {}), Practice(decay=(0.0, 1.0))
+    course = [site.rate("local", run, share) / 3e-4 for share in (0.0, 0.03, 0.06, 0.3, 0.5, 0.75, 1.0)]
+    assert course == pytest.approx([0.0, 0.5, 1.0, 1.0, 1.0, 0.5, 0.0])
+    later = Practice(decay=(0.5, 1.0))  # the second of two rounds
+    assert site.rate("local", later, 0.5) == pytest.approx(1.5e-4)
+    head = learner("small-bert", {}, freeze="encoder", cache_mb=0)
+    assert head.rate("local", run, 0.5) == pytest.approx(5e-4)  # falls from the beginning
+    assert learner("small-bert", {"fall": 1.0}).rate("local", run, 0.53) == pytest.approx(1.5e-4)
+
+
 def test_a_rate_of_ones_own_comes_without_warm_up_unless_it_is_set() -> None:
     assert learner("small-bert", {"learning_rate": 1e-5}).warmup == 0.0
+    assert learner("small-bert", {"learning_rate": 1e-5}).fall == 1.0
+    assert learner("small-bert", {"learning_rate": 1e-5, "fall": 0.2}).fall == 0.2
     assert learner("small-bert", {"learning_rate": 1e-5, "warmup": 0.2}).warmup == 0.2
     assert learner("small-bert", {"warmup": 0.0}).warmup == 0.0
