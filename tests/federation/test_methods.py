@@ -68,9 +68,8 @@ def test_config_toml_lists_the_rates_that_were_used_and_reads_as_before(federati
     made.run()
     text = (made.folder / "run/config.toml").read_text()
     assert text.count("# Rates as resolved") == 1
-    assert (
-        "# central: learning 0.001, distillation 0.001, interaction 0.001, warm-up 0\n# north: learning 0.001" in text
-    )
+    central = "# central: learning 0.001, distillation 0.001, interaction 0.001, warm-up 0, fall 1\n"
+    assert f"{central}# north: learning 0.001" in text
     assert load_run(made.folder / "run/config.toml") == made.config
 
 
