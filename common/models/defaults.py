@@ -16,9 +16,8 @@ BASE = 2e-5  # larger ones, as in the papers
 T5 = 2.0  # factor for its families: at first they say how frequent the label words are, and must forget that
 ADAPTERS = 10.0  # factor for LoRA, at most UNTRAINED
 TOWARDS_OTHERS = 0.1  # of a site's own rate: AdamW's steps have a fixed size and must not drown out the labels
-CHASING = (
-    0.03  # the same where the target is computed anew after every step, so that sites chase each other: see MODELS.md
-)
+CHASING = 0.03  # the same where the target is computed anew after every step, so that sites chase each other
+CHASING_T5 = 0.003  # for T5, whose scores of words move further with a step: see MODELS.md
 FROM_OTHERS = 2.0  # of that rate, for a central model: it never sees private texts and takes few steps on public ones
 WARMUP = 0.06  # share of a falling schedule, for pretrained layers: their first steps would undo what they know
 FALL = (
@@ -40,11 +39,12 @@ class Defaults:
 def defaults_of(model: TextModel, central: bool) -> Defaults:
     """Return a model's defaults; a central model learns from others only, a site above all from its own labels."""
     count = sum(value.numel() for value in model.parameters())
+    t5 = "t5" in model.family
     local, learned, course, whole = UNTRAINED, UNTRAINED, (0.0, 1.0), not isinstance(model, FrozenEncoder)
     if model.pretrained and whole:
         local, course = next((rate for most, rate in BY_SIZE if count < most), BASE), (WARMUP, FALL)
         if local > BASE:  # large models keep the papers' rate
-            local *= T5 if "t5" in model.family else 1.0
+            local *= T5 if t5 else 1.0
             learned = FROM_OTHERS * local
         else:
             learned = local
@@ -52,4 +52,5 @@ def defaults_of(model: TextModel, central: bool) -> Defaults:
     local, learned = min(factor * local, UNTRAINED), min(factor * learned, UNTRAINED)
     if central:
         return Defaults(local, learned, learned, *course)
-    return Defaults(local, TOWARDS_OTHERS * local, (CHASING if whole else TOWARDS_OTHERS) * local, *course)
+    interact = (CHASING_T5 if t5 else CHASING) if whole else TOWARDS_OTHERS
+    return Defaults(local, TOWARDS_OTHERS * local, interact * local, *course)

@@ -32,7 +32,8 @@ def test_rates_follow_size_and_training(model: str, local: float, central: float
     site = learner(model, {})
     assert site.rates["local"] == pytest.approx(local)
     assert site.rates["distil"] == pytest.approx(local / 10)
-    assert site.rates["interact"] == pytest.approx(0.03 * local)  # the target moves with every step
+    chasing = 0.003 if "t5" in model else 0.03
+    assert site.rates["interact"] == pytest.approx(chasing * local)  # the target moves with every step
     assert site.warmup == warmup
     learned = learner(model, {}, CENTRAL).rates
     assert learned["distil"] == learned["interact"] == pytest.approx(central)  # few steps, on public texts only
