@@ -20,9 +20,7 @@ CHASING = 0.03  # the same where the target is computed anew after every step, s
 CHASING_T5 = 0.003  # for T5, whose scores of words move further with a step: see MODELS.md
 FROM_OTHERS = 2.0  # of that rate, for a central model: it never sees private texts and takes few steps on public ones
 WARMUP = 0.06  # share of a falling schedule, for pretrained layers: their first steps would undo what they know
-FALL = (
-    0.5  # the last part of a falling schedule, in which it falls, for pretrained layers: else they learn half as much
-)
+FALL = 0.5  # its last part, in which the rate falls, for pretrained layers: otherwise they learn half as much
 
 
 @dataclass(frozen=True)
