@@ -47,7 +47,8 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """How every learner of the run trains, unless a site or the central model says otherwise."""
 
-    # by default the model's own: 1e-3 for untrained models, 3e-4 for small, 1e-4 for medium, 2e-5 for base ones
+    # by default the model's own: 1e-3 for untrained models, 3e-4 for small, 1e-4 for medium, 2e-5 for base ones; T5 and
+    # central models up to medium size take more (docs/MODELS.md)
     learning_rate: float | None = Field(None, gt=0)
     batch_size: int = Field(32, ge=1)  # texts per step
     max_length: int = Field(128, ge=4)  # tokens per text; longer texts are cut

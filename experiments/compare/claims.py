@@ -122,10 +122,10 @@ def markdown(found: Iterable[Finding]) -> str:
 
 def evidence_lines(one: Finding) -> list[str]:
     """Return a claim's verdict and its table as lines of Markdown."""
-    several = len(one.untold) > MOST_NAMED
-    untold = [f"Not finished: {f'{len(one.untold)} tables' if several else '; '.join(one.untold)}."] * bool(one.untold)
+    untold = "; ".join(one.untold) if len(one.untold) <= MOST_NAMED else f"{len(one.untold)} tables"
+    missing = [f"Not finished: {untold}."] if untold else []
     if not one.evidence:
-        return untold
+        return missing
     lines = [f"{one.verdict[0].upper()}{one.verdict[1:]}.{_overall(one)}", ""]
     lines += ["| table | compared with | difference | p | Holm | detectable |", "|---|---|---|---|---|---|"]
     for row in one.evidence:
@@ -142,7 +142,7 @@ def evidence_lines(one: Finding) -> list[str]:
             power,
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", *untold] if untold else lines
+    return [*lines, "", *missing] if missing else lines
 
 
 def cost(family: Iterable[Results]) -> str:

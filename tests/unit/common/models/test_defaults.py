@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from fedstill.common.config import LearnerConfig, TrainConfig
 from fedstill.common.config.model import ModelConfig
 from fedstill.common.data.tasks import TASKS
+from fedstill.common.models.defaults import defaults_of
 from fedstill.common.models.learner import CENTRAL, Learner
 from fedstill.common.models.loading import load_model
 from fedstill.common.practice import Practice
@@ -38,6 +40,27 @@ def test_rates_follow_size_and_training(model: str, local: float, central: float
     learned = learner(model, {}, CENTRAL).rates
     assert learned["distil"] == learned["interact"] == pytest.approx(central)  # few steps, on public texts only
     assert learned["local"] == pytest.approx(local)  # as a site with all texts would train
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters", "adapted", "site", "central"),
+    [
+        ("bert", 59_000_000, False, 1e-4, 2e-4),
+        ("t5", 59_000_000, False, 2e-4, 4e-4),
+        ("bert", 60_000_000, False, 2e-5, 2e-5),  # the papers' rate, for both
+        ("t5", 220_000_000, False, 2e-5, 2e-5),
+        ("bert", 110_000_000, True, 2e-4, 2e-4),  # LoRA: ten times that
+        ("bert", 9_000_000, True, 1e-3, 1e-3),  # and at most 1e-3
+    ],
+)
+def test_rates_of_models_too_large_to_load_here(
+    family: str, parameters: int, adapted: bool, site: float, central: float
+) -> None:
+    net = torch.nn.Linear(parameters, 1, bias=False, device="meta")  # the count alone matters, and takes no memory
+    net.family, net.pretrained, net.adapted = family, True, adapted
+    alone, taught = (defaults_of(net, central=who) for who in (False, True))  # type: ignore[arg-type]
+    assert (alone.local, taught.local) == (pytest.approx(site), pytest.approx(site))
+    assert taught.distil == taught.interact == pytest.approx(central)
 
 
 def test_a_head_on_a_frozen_encoder_needs_no_warm_up() -> None:
